@@ -49,8 +49,8 @@ add() {
     if is_installed "$1" "$2"; then return; fi
     echo "Installing requirements/$2 in $1." >&2
     # An installation that was cut off (a full disk, a kill) may have left half a package, which counts as installed.
-    local again=() begun=$1/$mark/.$2
-    [ ! -e "$begun" ] || again=(--reinstall)
+    local again= begun=$1/$mark/.$2
+    [ ! -e "$begun" ] || again=--force-reinstall
     : >"$begun"
     if [[ $2 == mxnet* ]] && rm -f "$1/$mark"/mxnet*; then # all builds of MXNet install into the same folder
         "$1/bin/python" -I -m pip uninstall --quiet --yes mxnet mxnet-cu102 mxnet-cu112 2>/dev/null || true
@@ -80,16 +80,16 @@ install() {
     if [ "$(stat -c %d "$here")" != "$(stat -c %d "${HOME:-/}" 2>/dev/null)" ]; then # where caches may fill a small disk
         local -x UV_CACHE_DIR=${UV_CACHE_DIR:-$here/.venv/$mark/uv} TMPDIR=$here/.venv/$mark PIP_NO_CACHE_DIR=1
     fi
-    local uv index options=(--quiet --no-deps --require-hashes --no-build-isolation -r "$here/requirements/$2")
-    mapfile -t index < <("$1/bin/python" -I -m pip config list | sed 's/^[^=]*\.//; /^find-links/s/ /,/g' |
+    local uv settings=(pip install --python "$1/bin/python") # an empty array counts as unset until bash 4.3
+    local options=(--quiet --no-deps --require-hashes --no-build-isolation -r "$here/requirements/$2")
+    mapfile -t -O 4 settings < <("$1/bin/python" -I -m pip config list | sed 's/^[^=]*\.//; /^find-links/s/ /,/g' |
         sort -s -u -t= -k1,1 | # a setting in a variable comes before the same in a file
         sed -nE "s/^(.*index-url|find-links|trusted-host|cert)='(.*)'$/--\1=\2/p; s/^no-index=.*/--no-index/p")
     if uv=$(PATH=$here/.venv/bin:$PATH type -P uv); then
-        ! "$uv" pip install --python "$1/bin/python" "${again[@]}" "${index[@]}" "${options[@]}" 2>/dev/null || return 0
-        again=(--reinstall)
+        ! "$uv" "${settings[@]}" $again "${options[@]}" 2>/dev/null || return 0
+        again=--force-reinstall
     fi
-    options=("${again[@]/--reinstall/--force-reinstall}" "${options[@]}")
-    "$1/bin/python" -I -m pip install --no-user --target= --disable-pip-version-check "${options[@]}"
+    "$1/bin/python" -I -m pip install --no-user --target= --disable-pip-version-check $again "${options[@]}"
 }
 
 # A second start waits; a network file system may have no locks.
@@ -98,7 +98,7 @@ python=${PYTHON:-} && [[ $python != [!/]*/* ]] || python=$PWD/$python
 # Obey nothing in the user's folder, nor variables that change what is installed or where.
 cd / && unset "${!PYTHON@}" PIP_{TARGET,PREFIX,ROOT,USER,REQUIREMENT,EDITABLE,DRY_RUN,PYTHON,REPORT}
 export PIP_CONSTRAINT=/dev/null # constraints of an image or of pip's files would clash with the pinned versions
-offline=false lacking= again=()
+offline=false lacking= again=
 [[ " $* " != *" --installed "* ]] || offline=true
 first=$(cat "$here/.venv/$mark/python" 2>/dev/null || readlink -f "$here/.venv/bin/python") || true
 for candidate in "$first" python3.11 python3.10 python3.12 python3; do
@@ -120,13 +120,11 @@ while read -r folder list <&3; do
     [[ $folder =~ ^\.venv(-[a-z0-9_]+)?$ && ($list == installed || -f $here/$list) ]] ||
         stop "poc environment: not a list: $folder $list"
     environment=$here/$folder
-    if [ "$list" = installed ]; then # in place of pinned packages, which would come first
-        ! compgen -G "$environment/$mark/torch*" >/dev/null || rm -rf "$environment"
-        make_venv "$environment"
-        link "$environment" && : >"$environment/$mark/linked"
-        continue
-    fi
-    [ "$folder" = .venv ] || [ ! -e "$environment/$mark/linked" ] || rm -rf "$environment"
+    for copy in "$environment/$mark"/{torch*,installed}; do # of another build, which would clash with this one
+        [[ $folder == .venv || ! -e $copy || $chosen == *"$folder "?(requirements/)"${copy##*/}"* ]] ||
+            rm -rf "$environment"
+    done
     make_venv "$environment"
+    [ "$list" != installed ] || { link "$environment" && : >"$environment/$mark/installed" && continue; }
     add "$environment" "${list##*/}"
 done 3<<<"$chosen"

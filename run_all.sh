@@ -48,27 +48,29 @@ The first start makes .venv, with Python 3.10 to 3.12 (PYTHON=/path/to/python ch
 USAGE
 }
 
-extras=() arguments=() # of make_environment.sh, of poc run
+# Commands with their options. Until bash 4.3 an array without any would count as unset.
+environment=("$here/make_environment.sh")
+run=("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run)
 while (($#)); do
     case $1 in
         --framework)
-            extras+=("$1" "${2-}") arguments+=(--set "framework=${2-}")
+            environment+=("$1" "${2-}") run+=(--set "framework=${2-}")
             shift $(($# > 1))
             ;;
-        --framework=*) extras+=("$1") arguments+=(--set "${1#--}") ;;
-        --installed) extras+=("$1") ;;
-        --cluster | --cluster=*) extras+=(--ray) arguments+=("$1") ;;
+        --framework=*) environment+=("$1") run+=(--set "${1#--}") ;;
+        --installed) environment+=("$1") ;;
+        --cluster | --cluster=*) environment+=(--ray) run+=("$1") ;;
         -h | --help)
             usage
             exit 0
             ;;
-        *) arguments+=("$1") ;;
+        *) run+=("$1") ;;
     esac
     shift
 done
 
-"$here/make_environment.sh" "${extras[@]}"
+"${environment[@]}"
 # The user's paths are relative to the user's folder, so stay there. But import nothing from there, or from where the
 # user's variables point, neither here nor in the processes started from here.
 unset "${!PYTHON@}"
-exec "$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc run "${arguments[@]}"
+exec "${run[@]}"

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from poc import frameworks, search
 from poc.config import AUTO, NODE, Device, Recipe, Search, Setting, Training, networks
+from poc.config.datasets import with_validation_split
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.frameworks import own_models
@@ -126,12 +127,14 @@ def _searches(settings: Iterable[Setting], hardware: Hardware, names: dict[str, 
     batches: list[tuple[Run, ...]] = []
     framework_choice = ""
     for setting in sorted(settings, key=lambda setting: (setting.global_batch, setting.devices)):
-        first, tuned = setting.candidates()[0]
+        rates = cast(Search, setting.lr)
+        tuned = dataclasses.replace(setting, lr=rates.candidates[0][0])  # `search.candidates` sets rate and optimizer
+        first = dataclasses.replace(tuned, data=with_validation_split(setting.data))
         (run, skip, choice), (training, _, _) = (_resolve(each, hardware, names) for each in (first, tuned))
         if skip:
             planned.append(Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
             continue
-        framework_choice, rates = choice, cast(Search, setting.lr)
+        framework_choice = choice
         batches.append(tuple(search.candidates(dataclasses.replace(run, tunes=training, search=rates))))
     if batches:
         run, seconds = batches[0][0], _search_seconds(batches, hardware)

@@ -24,8 +24,10 @@ MARK = "published.json"
 """A file in every folder that was made here, which may therefore be replaced."""
 # Fields of a record whose texts are not the user's, and the machine's name, which the user chose to show.
 _PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", "run_id", "versions")
-# Absolute paths, except in folders that every machine has. The slashes of an address are none.
-_PATH = re.compile(r"(?<![\w./~-])/(?!/)(?!(?:dev|proc|sys|usr|lib|lib64|etc|bin)(?!\w))[\w.+@~-]+(?:/[\w.+@~-]+)*")
+# Absolute paths, except in folders that every machine has. The slashes of an address are none. A quoted path may have
+# spaces; another may follow a compiler's -I or -L.
+_START = r"/(?!/)(?!(?:dev|proc|sys|usr|lib|lib64|etc|bin)(?!\w))"
+_PATH = re.compile(rf"(?<=(['\"])){_START}.+?(?=\1)|(?:(?<![\w./~-])|(?<=\s-[IL])){_START}[\w.+@~-]+(?:/[\w.+@~-]+)*")
 _NODE = re.compile(r"host \S+ \([\w.:]+\)")  # of a cluster, as a failure names it
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
@@ -96,7 +98,7 @@ def publish(
     scrub = scrubber()
     chosen = [_scrubbed(record, scrub) for record in records if record.infrastructure == name]
     date = max(record.started for record in chosen)[:10]
-    target = output / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-.')[:60] or 'machine'}_{date}"
+    target = output / f"{journal.folder(output, name).name}_{date}"
     if target.exists() and not (target / MARK).is_file():
         raise UserError(f"publish: {target} exists and was not made by publish; move it, or give another --output")
     output.mkdir(parents=True, exist_ok=True)

@@ -142,4 +142,5 @@ def course(record: Record) -> tuple[list[Window], list[Evaluation]]:
 
 def end_of(folder: Path, run: Run, worker: int = 0) -> dict[str, np.ndarray]:
     """Parameters and momentum after the last step of a run that was done in `folder`."""
-    return checkpoint.read(folder / "checkpoints" / run.id, worker, run.steps).arrays
+    (own,) = (folder / "checkpoints").glob(f"*{run.id}")
+    return checkpoint.read(own, worker, run.steps).arrays

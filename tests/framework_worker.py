@@ -205,7 +205,7 @@ def replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
     session._replays = session._new_replays(Closure)
     seen = trained(session, run, worker, folder)
-    return {**seen, "recorded": np.array(len(session._replays._recorded))}
+    return {**seen, "recorded": np.array(len(session._replays.recorded))}
 
 
 def never_replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
@@ -215,7 +215,7 @@ def never_replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
 
 def wrong_sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """Return whether sums are right, as they are and without DistributedDataParallel's, and what a profile sends."""
+    """Return whether sums are right, also without DistributedDataParallel's, what a profile sends, and where."""
     distributed, sent = sys.modules["torch.distributed"], []
     session.step(next(batches(run, worker)), run.learning_rate)
     before = session.sync_is_correct()
@@ -229,7 +229,8 @@ def wrong_sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     after = session.sync_is_correct()
     distributed.all_reduce = lambda tensor: sent.append(tensor.numel())
     session.all_reduce_alone()
-    return {"right": np.array([before, after]), "sent": np.array(sent)}
+    interfaces = [os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")]
+    return {"right": np.array([before, after]), "sent": np.array(sent), "interfaces": np.array(interfaces)}
 
 
 def peaks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:

@@ -131,12 +131,17 @@ def difference(seen: Arrays, wanted: Arrays) -> float:
     return float(np.max([np.max(each) for each in relative]))
 
 
-def check(framework: str, kind: str, factor: float, only: str) -> bool:
-    """Print a line per variant with `only` in its name; return whether all are right. `factor` multiplies the rate."""
+def check(framework: str, kind: str, factor: float, only: str, tf32: bool | None = None) -> bool:
+    """Print a line per variant with `only` in its name; return whether all are right. `factor` multiplies the rate.
+
+    `tf32`: just the variants with this precision, or without it, since a process has one environment.
+    """
     all_right = True
     for fields in VARIANTS:
         name = ", ".join(f"{field} {value}" for field, value in fields.items()) or "plain"
-        if only not in name:
+        if only not in name or tf32 not in (None, fields.get("dtype") == "tf32"):
+            continue
+        if framework != "pytorch" and fields.get("model") == DROPOUT:
             continue
         run, reason = run_of(framework, kind, **fields)
         if reason:
@@ -147,7 +152,7 @@ def check(framework: str, kind: str, factor: float, only: str) -> bool:
         seen = trained(session, dataclasses.replace(run, learning_rate=factor * run.learning_rate))
         largest, replays = difference(seen, wanted), getattr(session, "_replays", None)
         verdict = "ok" if largest <= TOLERANCES[run.dtype] else "WRONG"
-        if replays and not replays.has_recorded:
+        if replays and not replays.recorded:
             verdict = "WRONG, no graph was recorded"
         all_right &= verdict == "ok"
         print(f"  {name}: {largest:.2g} {verdict}", flush=True)
@@ -189,9 +194,16 @@ def work(task: dict[str, Any]) -> int:
                     mock.patch(f"torch.optim.{name}._get_capturable_supported_devices", return_value=["cpu"])
                 )
         all_right = check(**task)
-        if task["framework"] == "pytorch" and not task["only"]:
+        if task["framework"] == "pytorch" and not task["only"] and not task["tf32"]:
             count(task["kind"])
     return int(not all_right)
+
+
+def environment_of(framework: str, kind: str, dtype: str, cores: int) -> dict[str, str]:
+    """Return the variables of a run's only worker."""
+    run = dataclasses.replace(planned(framework).run, kind=kind, dtype=dtype)
+    with frameworks.load(framework).cluster(run, cores) as cluster:
+        return {**cluster.environments[0], **frameworks.library_path(framework)}
 
 
 def part_1(kind: str, wrong_rate: bool, only: str) -> int:
@@ -201,13 +213,14 @@ def part_1(kind: str, wrong_rate: bool, only: str) -> int:
         cards = [gpu for gpu in machine.gpus if not frameworks.unsupported(name, gpu, machine)]
         if kind == "gpu" and not cards:
             continue
-        task = {"framework": name, "kind": kind, "factor": 2.0 if wrong_rate else 1.0, "only": only}
-        with frameworks.load(name).cluster(planned(name).run, min(CORES, machine.cores)) as cluster:
-            environment = {**cluster.environments[0], **frameworks.library_path(name), "POC_CHECK": json.dumps(task)}
-        if kind == "gpu":
-            environment["CUDA_VISIBLE_DEVICES"] = str(cards[0].index)
-        process = processes.start("tests.gpu", environment, python=frameworks.interpreter(name))
-        status |= process.wait() != 0
+        for tf32 in (False, True) if kind == "gpu" else (None,):
+            task = {"framework": name, "kind": kind, "factor": 2.0 if wrong_rate else 1.0, "only": only, "tf32": tf32}
+            environment = environment_of(name, kind, "tf32" if tf32 else "float32", min(CORES, machine.cores))
+            if kind == "gpu":
+                environment["CUDA_VISIBLE_DEVICES"] = str(cards[0].index)
+            environment["POC_CHECK"] = json.dumps(task)
+            process = processes.start("tests.gpu", environment, python=frameworks.interpreter(name))
+            status |= process.wait() != 0
     return status
 
 

@@ -24,6 +24,7 @@ _VARIABLES = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
     # As in docs/hosts.md, but a silent node is given up earlier: after 3 x (1 + 2) s.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",

@@ -189,9 +189,23 @@ def test_peak_memory_is_that_after_the_first_window_of_several() -> None:
     assert Driven(short(window=10, epochs=1)).resets == []
 
 
-@pytest.mark.parametrize(("every", "saved"), [(None, [10, 20]), (3, [4, 8, 10, 14, 18, 20]), (7, [8, 10, 18, 20])])
-def test_checkpoints_are_made_after_every_epoch_and_after_so_many_steps(every: int | None, saved: list[int]) -> None:
-    assert Driven(short(), save_every=every).saved == saved
+EVERY_WINDOW, EVERY_SECOND = [4, 8, 10, 14, 18, 20], [8, 10, 18, 20]
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(0.5, [10, 20]), (60.0, EVERY_WINDOW), (25.0, EVERY_SECOND)])
+def test_checkpoints_are_made_after_every_epoch_and_three_minutes_by_the_first_clock(
+    seconds: float, saved: list[int]
+) -> None:
+    run = short()
+    first = Driven(run, lambda _: seconds)
+    other = Driven(run, lambda _: 1.0, worker=1, others=first.said)
+    assert (first.saved, other.saved) == (saved, saved)
+
+
+@pytest.mark.parametrize(("every", "saved"), [(3, EVERY_WINDOW), (7, EVERY_SECOND)])
+def test_workers_that_cannot_agree_make_checkpoints_after_so_many_steps(every: int, saved: list[int]) -> None:
+    asynchronous = dataclasses.replace(short(), workers=2, devices=2, kvstore=DistAsync())
+    assert Driven(asynchronous, lambda _: 60.0, save_every=every).saved == saved
 
 
 def test_checkpoints_on_gpus_are_made_after_epochs_of_30_seconds_and_at_the_end() -> None:
@@ -235,7 +249,7 @@ def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, e
 @pytest.mark.parametrize("first_step", [4, 10, 14])
 def test_a_resumed_run_does_the_steps_that_are_left(first_step: int) -> None:
     run = short(lr=Fixed(base=0.5, warmup_epochs=1.5))
-    complete, resumed = (Driven(run, save_every=3, first_step=step) for step in (0, first_step))
+    complete, resumed = (Driven(run, lambda _: 60.0, first_step=step) for step in (0, first_step))
     assert resumed.rates == complete.rates[first_step:]
     assert resumed.saved == [step for step in complete.saved if step > first_step]
     assert resumed.epochs_evaluated == ([1, 2] if first_step < 10 else [2])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
+import math
 import os
 import signal
 import subprocess
@@ -10,15 +13,22 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from poc import CIFAR10, Synthetic
+from poc import CIFAR10, Recipe, Search, Synthetic
+from poc.cluster import LOCAL, connect
+from poc.host.hardware import GPU
+from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.run import checkpoint
-from tests.builders import GLUON, TWO_WORKERS, executed, recipe_file
+from poc.run.sweep import Sweep
+from poc.run.workload import skipped
+from poc.values import UserError
+from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, place_in, recipe_file
 from tests.extras import needs_ray
 from tests.hosts import PORT, Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
@@ -127,9 +137,10 @@ def test_two_hosts_train_as_two_workers_on_one(nodes: Nodes, second: Host, tmp_p
         assert [worker.worker for worker in record.workers] == [0, 1]
         assert record.hardware.describe().startswith("2 hosts, each CPU")
         assert [device.device for device in record.monitor.devices] == ["cpu", "host 1 cpu"]
-        folder, subfolder = tmp_path / "checkpoints", journal.folder(tmp_path, PAIR).name
+        folder = tmp_path / "checkpoints"
+        (joined,) = folder.glob(f"*-{record.run_id}")
         for worker in (0, 1):
-            remote = checkpoint.read(folder / subfolder / record.run_id, worker, record.run.steps)
+            remote = checkpoint.read(joined, worker, record.run.steps)
             local = checkpoint.read(folder / alone.run_id, worker, alone.run.steps)
             assert remote.arrays.keys() == local.arrays.keys()
             for name, array in local.arrays.items():
@@ -267,3 +278,72 @@ def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> No
     (record,) = journal.read(journal.paths(tmp_path / "results"))
     assert (record.outcome, record.infrastructure) == (COMPLETED, record.hardware.describe())
     eventually(lambda: len(alone.processes()) == 1)
+
+
+def swept(
+    folder: Path, machines: list[Any], fields: dict[str, Any], *, loses_node_in: str = "", until: float = math.inf
+) -> list[Sweep]:
+    """Do the runs of small recipes on fake nodes with these machines, all of the type "pair"; return the sweeps."""
+    from poc.cluster import launcher, scheduler
+    from tests.fake_ray import FakeRay
+
+    fake, sweeps = FakeRay(*machines, loses_node_in=loses_node_in), list[Sweep]()
+    with mock.patch.object(launcher, "ray", fake), mock.patch.object(scheduler, "ray", fake):
+        scheduler.Cluster(
+            recipes=[("mine", Recipe(**{**SMALL, **fields}))],
+            results=folder / "results",
+            context=place_in(folder, until=until),
+            only=None,
+            plan_options={},
+            sweep_options={},
+            prices=prices.load({}),
+            note=lambda current: sweeps.__setitem__(slice(None), current),
+        ).run()
+    return sweeps
+
+
+def test_a_run_with_one_worker_is_never_of_several_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    little = dataclasses.replace(MACHINE, memory_bytes=2**20)  # nothing fits
+    assert [sweep.context.infrastructure for sweep in swept(tmp_path, [little, MACHINE], {})] == ["pair"]
+    assert outcomes(tmp_path, "pair") == {"skipped"}
+    # The price of a node is an option of the pages, not of this command.
+    assert 'poc report --price "pair=DOLLARS"' in capsys.readouterr().err
+
+
+def test_a_node_with_another_model_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = itertools.count()
+    monkeypatch.setattr("poc.config.networks.is_own", lambda name: True)
+    monkeypatch.setattr("poc.frameworks.own_models.source_hash", lambda name, folder: str(next(hashes)))
+    with pytest.raises(UserError, match=f"^node1 .*: model {SMALL['model']} of mine is 1, .* 0$"):
+        swept(tmp_path, [MACHINE, MACHINE], {})
+
+
+def test_a_cluster_of_this_machine_alone_has_no_memory_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = mock.Mock()
+    monkeypatch.setattr("ray.init", init)
+    with mock.patch.dict(os.environ):
+        connect(LOCAL, verbose=False)
+    assert init.call_args.kwargs["_system_config"] == {"memory_monitor_refresh_ms": 0}
+
+
+@pytest.mark.parametrize("changes", [{"cpu": "Other CPU"}, {"driver": "550.54"}])
+def test_a_node_of_other_hardware_than_its_type_is_named(tmp_path: Path, changes: dict[str, Any]) -> None:
+    gpu = GPU(index=0, name="Test GPU", capability=(7, 0), memory_bytes=2**34)
+    machine = dataclasses.replace(MACHINE, gpus=(gpu,))
+    with pytest.raises(UserError, match=f"^node1 .*: {next(iter(changes))} is "):
+        swept(tmp_path, [machine, dataclasses.replace(machine, **changes)], {})
+
+
+def test_a_search_goes_on_without_a_lost_node_and_its_run_has_no_result(tmp_path: Path) -> None:
+    search = {"lr": Search(low=0.1, high=0.4, points=3), "epochs": 1}
+    swept(tmp_path, [MACHINE, MACHINE], search, loses_node_in="train")
+    lost, *others = records_of(tmp_path, "pair")
+    assert (lost.outcome, lost.result) == (FAILED, None)
+    assert [record.outcome for record in others] == [COMPLETED, COMPLETED]
+
+
+def test_runs_of_several_hosts_are_not_skipped_with_other_cores_on_one(tmp_path: Path) -> None:
+    machine = dataclasses.replace(MACHINE, cores=2)  # three workers have a core each of one host, two each of three
+    one, three = swept(tmp_path, [machine] * 3, {"devices": 3, "workers": 3, "kvstore": "dist_sync"}, until=0.0)
+    assert three.ids() != tuple(line.id for line in one.lines())
+    assert skipped([*one.lines(), *three.lines()]) == {}

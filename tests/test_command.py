@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from poc.data import sources
 from poc.host import hardware
 from poc.published import prices
 from poc.records import journal, last_run
+from poc.records.last_run import LastRun
 from poc.records.record import Record
 from tests.builders import recipe_file, record_of, run_of
 from tests.launch import HOME, finish, python, records, run_here
@@ -89,6 +91,21 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     (other,) = journal.read([folder / "out" / "B" / journal.FILE])
     assert (other.infrastructure, other.run.quick) == ("B", True)
     assert journal.read(journal.paths(folder / "out")) == [*records, other]
+
+
+@pytest.mark.slow
+def test_again_repeats_all_and_after_a_stop_what_is_left(tmp_path: Path) -> None:
+    results, rates = tmp_path / "results", [0.01, 0.02]
+    recipe = recipe_file(tmp_path / "mine.py", lr=rates, epochs=1)
+    # An earlier command was stopped after the first of two runs, both of which were recorded before.
+    before, since, after = (f"2026-11-21T10:0{minute}:00+00:00" for minute in range(3))
+    for rate, started in ((0.01, before), (0.02, before), (0.01, after)):
+        record = replace(record_of(infrastructure="here", started=started), run=run_of(lr=rate, epochs=1))
+        journal.append(results / "here" / journal.FILE, record)
+    last_run.write(results, LastRun(recipes=(), runs=(), skipped={}, machine="here", again_since=since))
+    for expected in ([0.02], [0.02, *rates]):
+        run_here(recipe, tmp_path, "--again")
+        assert [record.run.learning_rate for record in records(tmp_path)[3:]] == expected
 
 
 @pytest.mark.slow

@@ -100,9 +100,10 @@ def test_a_card_without_a_driver_is_seen_on_the_bus_unless_it_is_a_screens(
     # A driver that lists no card may be too new for it. Cards that the user hides are no problem.
     use(RecordedNVML([], driver="595.71.05"), monkeypatch)
     assert bool(hardware.gpu_problem()) == bool(vendor)
-    use(eight_cards(), monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert (hardware.detect().gpus, hardware.gpu_problem()) == ((), "")
+    for library in (eight_cards(), RecordedNVML([], driver="")):
+        use(library, monkeypatch)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        assert (hardware.detect().gpus, hardware.gpu_problem()) == ((), "")
 
 
 # Control groups
@@ -261,6 +262,21 @@ def test_the_cores_of_each_node_and_the_node_of_a_card(tmp_path: Path, monkeypat
     ],
 )
 def test_cores_of_a_worker_are_of_one_node(
-    nodes: dict[int, list[int]], workers: int, cores: int, near: Any, groups: list[list[int]]
+    nodes: dict[int, list[int]], workers: int, cores: int, near: Any, groups: list[list[int]], tmp_path: Path
 ) -> None:
-    assert hardware.core_groups(nodes, workers, cores, near) == groups
+    assert hardware.core_groups(nodes, workers, cores, near, tmp_path) == groups
+
+
+@pytest.mark.parametrize(
+    ("siblings", "cores", "groups"),
+    [
+        ("0-1 0-1 2-3 2-3", 1, [[0], [2]]),
+        ("0-1 0-1 2-3 2-3", 2, [[0, 1], [2, 3]]),
+        ("0,2 1,3 0,2 1,3", 1, [[0], [1]]),
+        ("0,2 1,3 0,2 1,3", 2, [[0, 2], [1, 3]]),
+    ],
+)
+def test_workers_share_no_physical_core(siblings: str, cores: int, groups: list[list[int]], tmp_path: Path) -> None:
+    for core, listed in enumerate(siblings.split()):
+        kernel_tree(tmp_path, {f"devices/system/cpu/cpu{core}/topology/thread_siblings_list": listed})
+    assert hardware.core_groups({0: [0, 1, 2, 3]}, 2, cores, system=tmp_path) == groups

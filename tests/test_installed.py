@@ -146,6 +146,18 @@ def test_a_linked_environment_is_planned_with_its_own_release(
     assert (str(build), build and build.code) == ("torch 2.11.0", ((8, 0), (9, 0)))
 
 
+def test_another_release_in_the_environment_of_a_pinned_one_is_not_replaced_by_a_link(
+    fake_python: FakePython, machine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions, own = frameworks.versions.__wrapped__, Path(fake_python()).parents[1]
+    machine("1 H100")
+    monkeypatch.setattr(frameworks, "environment", lambda name: own)
+    monkeypatch.setattr(frameworks, "versions", versions)
+    assert main(["environment", "--framework", "pytorch"]) == 0
+    lists = [f"requirements/{name}.txt" for name in ("torch", "torch-cu13")]
+    assert capsys.readouterr().out.splitlines() == [f"{own.name} {path}" for path in lists]
+
+
 def test_workers_do_not_find_another_cudnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     packages, other, older, plain = (tmp_path / name for name in ("packages", "other", "older", "plain"))
     own = packages / "nvidia/cudnn/lib"

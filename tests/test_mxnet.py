@@ -4,6 +4,7 @@ something else than sums."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from poc import LARS, SSP, DistAsync, DistSync, Horovod, Synthetic, frameworks
 from poc.config.kvstores import KVStore
 from poc.config.run import Run
-from poc.frameworks.mxnet import compatibility
+from poc.frameworks.mxnet import prepare
 from poc.frameworks.session import LossScale
 from poc.host.hardware import detect
 from tests import fake_gpus
@@ -24,10 +25,10 @@ from tests.extras import needs_horovod
 from tests.framework_worker import PLAIN, SUMS, batches, distance, gradients, parameters, planned, trained, workers
 from tests.launch import DEADLINE_SECONDS, python
 
-compatibility.prepare()
+prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.frameworks.mxnet import distributed, flat_buffers, optimizers  # noqa: E402
+from poc.frameworks.mxnet import distributed, flat_buffers, networks, optimizers  # noqa: E402
 from poc.frameworks.mxnet.session import MXNetSession  # noqa: E402
 
 
@@ -122,7 +123,7 @@ def test_few_steps_are_enqueued_on_gpus_before_they_are_done(
     ("machine", "fusion"), [("8 P100", "0"), ("4 V100, old driver", "0"), ("4 A10G", "None"), ("no driver", "None")]
 )
 def test_operators_are_fused_only_if_the_driver_can_read_the_code(machine: str, fusion: str) -> None:
-    code = "import os; from poc.frameworks.mxnet import compatibility; compatibility.prepare(); "
+    code = "import os; from poc.frameworks.mxnet import prepare; prepare(); "
     code += "print(os.environ.get('MXNET_USE_FUSION'))"
     assert python(code, **fake_gpus.environment(machine)).stdout.split() == [fusion]
 
@@ -361,3 +362,12 @@ def test_horovod_reports_a_host_name_that_resolves_to_the_loopback(monkeypatch: 
     with pytest.raises(OSError, match=r"127\.0\.1\.1.*10\.77\.0\.1"):
         distributed.HorovodSession._open_store(object())  # type: ignore[arg-type]
     distributed.check_name_resolves("127.0.0.1")
+
+
+def test_drop_out_on_a_gpu_draws_from_the_generators_that_are_seeded() -> None:
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dropout(0.5), mx.gluon.nn.Dropout(0.25, axes=(1,)))
+    net.apply(networks.draw_by_mxnet)
+    layers = json.loads(net(mx.sym.var("images")).tojson())["nodes"][1:]
+    options = [(layer["attrs"]["p"], layer["attrs"]["axes"], layer["attrs"]["cudnn_off"]) for layer in layers]
+    assert options == [("0.5", "()", "True"), ("0.25", "(1,)", "True")]

@@ -17,7 +17,7 @@ from poc import SGD, frameworks, synthetic
 from poc.config import networks
 from poc.config.networks import NETWORKS
 from poc.data import Batch
-from poc.frameworks.mxnet import compatibility
+from poc.frameworks.mxnet import prepare
 from poc.values import UserError
 from tests.builders import MACHINE
 from tests.conftest import give_memory_back
@@ -25,7 +25,7 @@ from tests.extras import needs_torch
 from tests.framework_worker import planned
 from tests.launch import HOME
 
-compatibility.prepare()
+prepare()
 import mxnet as mx  # noqa: E402
 from mxnet import autograd  # noqa: E402
 

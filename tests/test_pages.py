@@ -19,8 +19,8 @@ from poc.report import chart, explorer, markdown
 from poc.report import table as tables_of
 from poc.report.markdown import figure as figures
 from poc.report.results import LastRun, Results
-from tests.builders import AUGMENTED, build, record_of
-from tests.pages import Lines, on_gpus, tables, trained
+from tests.builders import AUGMENTED, TEST_CPU, build, record_of
+from tests.pages import GPUS, Lines, on_gpus, tables, trained
 
 STUDIES = published.load()
 OWN, K80, P100 = "this machine (test machine)", "8x Tesla K80 (2017)", "DGX-1, 8x P100 (2017)"
@@ -112,6 +112,14 @@ def test_the_scorecard_has_known_answers(page: str) -> None:
     speeds = ["2,900, 1 GPU", "11,000, 8 GPUs", "3.79x (47%) / — / —"]
     rates = ["0.817 at 128 → 0.604 at 4,096", "0.4 at 4,096, best of 2 tried"]
     assert scorecard(page, P100) == [*speeds, *rates, "≤ 54 s, 8 GPUs", "no price known"]
+
+
+def test_a_scaling_series_goes_on_over_several_hosts(tmp_path: Path) -> None:
+    hosts = {**TEST_CPU, "gpus": GPUS, "driver": "550.54", "hosts": 2}
+    on_hosts = on_gpus(7000, 8, infrastructure="2 hosts, each test machine", hardware=hosts)
+    page = written(tmp_path, on_hosts, on_gpus(1000, minute=1), on_gpus(3600, 4, minute=2))
+    (line,) = [line for line in first_table(page, "Scaling") if "test machine" in line["machine"]]
+    assert (line["machine"], line["efficiency"]) == ("test machine", "88% on 8")
 
 
 def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
     scrub = scrubber()
     for text, clean in {
         f"OSError: {owner}/data/train.rec: no such file": "OSError: [path]: no such file",
-        "No such file: '/home/somebody-else/x y'": "No such file: '[path] y'",
+        "No such file: '/home/somebody-else/x y'": "No such file: '[path]'",
+        "\"/mnt/Ada's disk/x y.jpg\", '/root/a b'": "\"[path]\", '[path]'",
+        "g++ -I/home/bob/inc -L/opt/x -I/usr/include": "g++ -I[path] -L[path] -I/usr/include",
         "/usr/lib:/root/.cache:/root, denied": "/usr/lib:[path]:[path], denied",
         "no room in\n/mnt/lovelace-lab/cache (12.5 GB)": "no room in\n[path] (12.5 GB)",
         f"host {HOST} (10.0.0.3): killed; {HOST}.example.org is down": "host [host]: killed; [host] is down",
@@ -68,34 +70,34 @@ def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -
         tmp_path / "results",
         record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run={"recipe": USER}),
         record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, framework_choice=private),
-        record_of(infrastructure="B", started="2026-11-20T10:00:00+00:00"),
+        record_of(infrastructure="test-machine", started="2026-11-21T09:00:00+00:00"),
     )
     fields = {"recipes": (f"{owner}/mine.py", "quick"), "runs": ("0123456789",), "skipped": {private: 2}}
     last = LastRun(**fields, machine="test machine", started="2026-11-21T10:00:00+00:00")
     last_run.write(tmp_path / "results", last)
     folder, (_, left_out) = publish(tmp_path / "results", tmp_path / "out", write_pages)
     assert list((tmp_path / "out").iterdir()) == [folder]
-    assert folder.name == "test-machine_2026-11-21"
     texts = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     assert len(texts) == 4
     for secret in (str(owner), USER, HOST, "/mnt"):
         assert not any(secret in text for text in texts)
-    assert "of other machines: B (--machine)" in left_out
+    assert "of other machines: test-machine (--machine)" in left_out
     failed, completed = journal.read(journal.paths(folder))
     assert failed.reason == "MXNetError: [path] of [user] on [host]: [path] is full"
     assert completed.run == record_of().run
     published = last_run.read(folder)
     assert published is not None
     assert published.recipes == ("mine.py", "quick")
-    other, _ = publish(tmp_path / "results", tmp_path / "out", write_pages, "B")
-    assert other.name == "B_2026-11-20"
+    other, _ = publish(tmp_path / "results", tmp_path / "out", write_pages, "test-machine")
+    assert other.name == "test-machine_2026-11-21"
+    assert len({folder, other, *(tmp_path / "out").iterdir()}) == 2
     assert last_run.read(other) is None
 
 
 def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     record = record_of()
     save(tmp_path / "results", record)
-    target = tmp_path / f"test-machine_{record.started[:10]}"
+    target = tmp_path / f"{journal.folder(tmp_path, record.infrastructure).name}_{record.started[:10]}"
     target.mkdir()
     (target / "mine").write_text("precious")
     with pytest.raises(UserError, match=re.escape(str(target))):

@@ -122,7 +122,7 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize(("column", "cell"), [(column, cell) for column in IMPOSSIBLE for cell in IMPOSSIBLE[column]])
 def test_a_figure_that_cannot_be_is_refused_with_row_column_and_value(column: str, cell: str, tmp_path: Path) -> None:
     text = f'# title: My own cluster\nmodel,{column}\nresnet50_v1,\nresnet50_v1,"{cell}"\n'
-    with pytest.raises(UserError, match=re.escape(f"mine.csv, row 4: {column} is {cell!r}; ")):
+    with pytest.raises(UserError, match=re.escape(f"mine.csv, row 4: {column}: {cell!r} is not")):
         study_of(tmp_path, text)
 
 
@@ -154,5 +154,5 @@ def test_nothing_is_spent_on_a_wrong_study(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "mine.csv").write_text(MINE.replace("780", "fast"))
     arguments = ["--study", str(tmp_path / "mine.csv"), "--results", str(tmp_path / "results")]
     assert main(["run", *arguments]) == 2
-    assert "samples_per_second is 'fast'" in capsys.readouterr().err
+    assert "samples_per_second: 'fast'" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]

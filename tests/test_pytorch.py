@@ -51,6 +51,7 @@ def test_a_profile_finds_wrong_sums_of_ddp_and_times_one_all_reduce(tmp_path: Pa
     for seen in workers(run, tmp_path, "wrong_sums"):
         assert seen["right"].tolist() == [True, False]
         assert seen["sent"].tolist() == [parameters_of_one]
+        assert seen["interfaces"].tolist() == ["lo", "=lo"]
 
 
 @of_torch

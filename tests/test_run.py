@@ -328,11 +328,16 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "results")
     git(tmp_path, "commit", "--quiet", "-m", "results")
-    assert provenance.commit() == ""  # in a repository without the code
+    assert provenance.commit().startswith("unknown-")  # in a repository without the code
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "-m", "code")
     commit = git(tmp_path, "rev-parse", "--short=12", "HEAD").strip()
     monkeypatch.setenv("GIT_DIR", "/nowhere")
-    for path, expected in ((results, commit), (code, f"{commit}-dirty")):
-        path.write_text("after\n")
-        assert provenance.commit() == expected
+    results.write_text("after\n")
+    assert provenance.commit() == commit
+    changed = set()
+    for text in ("after\n", "later\n"):
+        code.write_text(text)
+        assert provenance.commit().startswith(f"{commit}-dirty-")
+        changed.add(provenance.commit())
+    assert len(changed) == 2

@@ -7,10 +7,11 @@ import math
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from poc import Recipe, published
+from poc import Folder, Recipe, published
 from poc.config.datasets import DataId
 from poc.plan import Planned, estimate, plan
 from poc.published import prices
@@ -47,18 +48,33 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     assert estimator.factor(run) == pytest.approx(5.0)
     assert not estimator.fits(item)
     # A run that was begun counts from its checkpoint on, and continues though it does not fit.
-    folder = context.checkpoints_of(run)
-    checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps // 4, arrays={}, story={}))
+    folder, conditions = context.checkpoints_of(run), context.conditions_of(run)
+
+    def save(step: int, **changes: Any) -> None:
+        story = {"conditions": {**conditions, **changes}}
+        checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story))
+
+    save(run.steps // 2, commit="another")
+    assert not estimator.fits(item)
+    save(run.steps // 4)
     assert estimator.seconds(item) == pytest.approx(1500.0)
     assert estimator.fits(Planned(run=run, seconds=4000.0))
     assert not RuntimeEstimator(dataclasses.replace(context, until=time.monotonic() - 1), []).fits(item)
     # The last checkpoint of a repeat is of no use to another one.
-    checkpoint.write(folder, 0, checkpoint.Checkpoint(step=run.steps, arrays={}, story={}))
+    save(run.steps)
+    checkpoint.remove(folder, but=run.steps)
     assert estimator.seconds(item) == pytest.approx(2000.0)
     assert not estimator.fits(item)
     # A model that is no longer known teaches nothing.
     unknown = record_of(run={"model": "gone"})
     assert RuntimeEstimator(context, [unknown]).factor(unknown.run) == 1
+
+
+def test_a_run_longer_than_the_limit_is_begun_if_no_other_fits(tmp_path: Path) -> None:
+    long, short = planned(9000.0), planned(1.0, lr=0.02)
+    for items, seconds, is_begun in (([long], 600, True), ([long], -1, False), ([long, short], 600, False)):
+        sweep = sweep_of(tmp_path, ("r", items), until=time.monotonic() + seconds)
+        assert sweep.pace.fits(long) == is_begun
 
 
 def test_a_bound_is_the_first_of_hours_and_dollars() -> None:
@@ -157,6 +173,33 @@ def test_a_record_counts_on_its_own_images(
     sweep.use({})
     sweep.use(images)
     assert bool(sweep.pending(sweep.items)) != counts
+
+
+def test_journals_share_no_checkpoints_and_one_that_moved_finds_its_own(tmp_path: Path) -> None:
+    def checkpoints(results: str) -> Path:
+        run_sweep(sweep := Sweep([], tmp_path / results, place_in(tmp_path)))
+        return sweep.context.checkpoints_of(run_of())
+
+    first, second = checkpoints("first"), checkpoints("second")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert second != first == checkpoints("moved")
+
+
+def test_a_run_that_another_command_has_just_done_is_not_repeated(tmp_path: Path) -> None:
+    item = planned(1.0)
+    sweep = sweep_of(tmp_path, ("r", [item]))
+    recorded(tmp_path, dataclasses.replace(record_of(infrastructure="here"), run=item.run))
+    run_sweep(sweep)
+    assert len(journal.read([sweep.path])) == 1
+
+
+def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> None:
+    runs = [dataclasses.replace(run_of(), data=Folder(name, crop=32)) for name in ("first", "second", "first")]
+    sweep = sweep_of(tmp_path, ("r", [Planned(run=run) for run in runs]))
+    launcher = mock.Mock(**{"steps.return_value": set(), "attempt.return_value": ([], "why")})
+    for item in sweep.items:
+        sweep.do(item, launcher)
+    assert [call.args[0].data.path for call in launcher.attempt.call_args_list] == ["first", "second"]
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def test_known_answers_of_one_record() -> None:
     assert all(math.isnan(getattr(row, name)) for name in (*unknown, "dollars_per_hour", "dollars_per_run"))
 
 
+RESUMED = {"step": 30, "why": "signal 9"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "MXNet": ({"versions": VERSIONS}, {"framework": "MXNet 1.9.1"}),
     "PyTorch": ({"run": {"framework": "pytorch"}, "versions": VERSIONS}, {"framework": "PyTorch 2.13.0"}),
@@ -134,6 +135,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "energy of one of two": (monitored(COUNTED, NOT_COUNTED), {"joules_per_sample": math.nan}),
     "energy of all the run": (monitored(COUNTED, of_windows=False), {"joules_per_sample": math.nan}),
+    # The fourth of six windows starts at 12 s.
+    "resumed": (
+        {**monitored(COUNTED), "epoch_seconds": (2.0,) * 3 + (12.0,) * 3, "resumed": [{**RESUMED, "at": 11.5}]},
+        {"samples_per_second": 1280 / 12, "windows": 2, "joules_per_sample": 100 * 24 / 2560, "steps": 60},
+    ),
     "staleness": (
         {
             "run": {**TWO, "kvstore": {"name": "ssp", "staleness": 2}},
@@ -181,7 +187,7 @@ def test_an_epoch_that_was_cut_short_is_no_epoch() -> None:
 
 def test_the_note_has_what_else_happened_to_a_run() -> None:
     slowed = monitored({"device": "gpu 0", "throttled": {"power": 0.2, "heat": 0.01}})
-    note = row_of(record_of(**slowed, resumed=[{"step": 20, "why": "signal 9"}])).note
+    note = row_of(record_of(**slowed, resumed=[RESUMED])).note
     assert ("power for 20%" in note, "heat" in note, "resumed" in note) == (True, False, True)
 
 
@@ -201,6 +207,10 @@ def test_a_price_is_that_of_the_whole_instance_for_the_wall_time() -> None:
     record = record_of(infrastructure="p2.8xlarge", price_per_hour=5.0)
     rows = [row_of(record), row_of(replace(record, price_per_hour=None)), row_of(record, **{"p2.8xlarge": 6.0})]
     assert [row.dollars_per_hour for row in rows] == [5.0, 7.2, 6.0]
+    # Of several hosts it is that of all, unless their name has a price of its own.
+    together = record_of(infrastructure="2 hosts, each p2.8xlarge", hardware={**TEST_CPU, "hosts": 2})
+    rows = [row_of(together), row_of(together, **{together.infrastructure: 10.0})]
+    assert [row.dollars_per_hour for row in rows] == [14.4, 10.0]
     # A run that does not end with an epoch, or on emulated devices, has no price.
     for run in ({"steps": 55}, {"emulated": True, "devices": 4, "global_batch": 512}):
         assert math.isnan(row_of(record_of(run=run), **{"test machine": 7.2}).dollars_per_run)

@@ -56,9 +56,9 @@ def make_driver(folder: Path, driver: Path) -> None:
 
 def check(folder: Path) -> int:
     """Import MXNet, compute on the CPU, and open every library that may be opened later."""
-    from poc.frameworks.mxnet import compatibility
+    from poc.frameworks.mxnet import prepare
 
-    compatibility.prepare()
+    prepare()
     import mxnet as mx
 
     assert mx.__file__.startswith(str(folder)), mx.__file__

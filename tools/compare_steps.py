@@ -49,9 +49,9 @@ def session(framework: str, model: str, pixels: np.ndarray, labels: np.ndarray) 
 
 def bare_mxnet(model: str, pixels: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
     """Return a function that does a step as Gluon's tutorials write it."""
-    from poc.frameworks.mxnet import compatibility
+    from poc.frameworks.mxnet import prepare
 
-    compatibility.prepare()
+    prepare()
     import mxnet as mx
     from mxnet import autograd, gluon
 

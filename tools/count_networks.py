@@ -8,9 +8,9 @@ from __future__ import annotations
 import pandas as pd
 
 from poc.config.networks import COSTS, NETWORKS, Cost, Network
-from poc.frameworks.mxnet import compatibility
+from poc.frameworks.mxnet import prepare
 
-compatibility.prepare()
+prepare()
 from poc.frameworks.mxnet import zoo  # noqa: E402
 from poc.frameworks.mxnet.networks import registered  # noqa: E402
 

@@ -143,7 +143,7 @@ def _add_run_commands(command: _Command) -> None:
     add = command(run.run, about, "recipes", "machine", "data", "results", "others", "studies")
     add("--hours", type=_positive, metavar="H", help="stop after H hours; the same command continues")
     add("--dollars", type=_positive, metavar="D", help="stop when D dollars are spent at the machine's price")
-    add("--again", help="repeat runs that are already in the journal", **_FLAG)
+    add("--again", help="repeat runs that are already in the journal; after a stop, those that are left", **_FLAG)
     add("--detail", help="after each run, measure computation and communication within a step", **_FLAG)
     steps = _number(Annotated[Count, Le(1000)])
     add("--trace", type=steps, metavar="N", help="after each run, trace N steps, for https://ui.perfetto.dev")

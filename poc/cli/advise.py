@@ -146,9 +146,9 @@ def plan_probes(recipe: Path, setting: Setting, machine: Hardware, steps: int = 
 def _measure(planned: Sequence[Planned], context: RunContext, file: Path) -> list[Record]:
     """Do short runs up to the first that fails or is interrupted; append their records to the journal `file`."""
     images = data.identify([item.run.data for item in planned], source=context.source, cache=context.cache)
-    context = dataclasses.replace(context, images=images)
     records: list[Record] = []
     with journal.claimed(file):
+        context = dataclasses.replace(context, images=images, journal=journal.identity(file))
         for item in planned:
             print(f"{item}: about {duration(item.seconds)}", file=sys.stderr)
             record, interrupted = execute(item.run, context)

@@ -144,8 +144,12 @@ def environment(options: Options) -> None:
             hint = "; --framework NAME installs one framework only" if len(wanted) > 1 else ""
             raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room{hint}")
     for name, build in wanted.items():
-        is_here = build.python == sys.executable
-        folder = frameworks.environment(name) if build.separate and not is_here else HOME / ".venv"
+        is_here, own = build.python == sys.executable, frameworks.environment(name)
+        if build.python == str(own / "bin/python") and not any(own.glob(f"lib/python*/site-packages/{builds.LINK}")):
+            # Another release that was installed there, or an outdated one: the lists in the environment decide.
+            published = [each for each in frameworks.available(name, machine) if not each.python]
+            build = builds.choose(published, machine) or build
+        folder = own if build.separate and not is_here else HOME / ".venv"
         if build.python and not is_here:
             print(folder.name, "installed")
         elif not options.installed:

@@ -53,8 +53,7 @@ def run(options: Options) -> int:
     failed, known_prices = (_run_on_cluster if options.cluster else _run_here)(options, began)
     write_report(options, known_prices)
     if failed:
-        how = "start again without --again" if options.again else "start again"
-        print(f"{len(failed)} failed: {', '.join(failed)}; {how} to repeat just these", file=sys.stderr)
+        print(f"{len(failed)} failed: {', '.join(failed)}; start again to repeat just these", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -69,8 +68,12 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     dollars_per_hour = price.dollars_per_hour if price else None
     until = schedule.bound(began, options.hours, options.dollars, dollars_per_hour)
     context = _context(options, machine, name, options.source(), until)
-    sweep = Sweep(options.plans(machine), options.results, context, **_sweep_options(options))
-    return run_sweep(sweep, _request(options, [sweep], last_run.now()), dollars_per_hour), known_prices
+    started = last_run.now()
+    sweep = Sweep(options.plans(machine), options.results, context, **_sweep_options(options, started))
+    failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
+    if options.again:
+        last_run.write(options.results, _request(options, [sweep], started))
+    return failed, known_prices
 
 
 def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Prices]:
@@ -92,7 +95,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
         context=_context(options, hardware.detect(), "", options.data, until),  # each node has its own POC_DATA
         only=options.only,
         plan_options=options.plan_options,
-        sweep_options=_sweep_options(options),
+        sweep_options=_sweep_options(options, started),
         prices=known_prices,
         note=lambda sweeps: last_run.write(options.results, _request(options, sweeps, started)),
     )
@@ -108,12 +111,15 @@ def _request(options: Options, sweeps: Sequence[Sweep], started: str) -> LastRun
         quick=options.quick,
         machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
         started=started,
+        again_since=next((sweep.since for sweep in sweeps if sweep.pending(sweep.items)), ""),
     )
 
 
-def _sweep_options(options: Options) -> dict[str, Any]:
-    detail = step_profile.ROUNDS if options.detail else 0
-    return {"detail": detail, "again": options.again, "verbose": options.verbose}
+def _sweep_options(options: Options, started: str) -> dict[str, Any]:
+    last = last_run.read(options.results)
+    again_since = last.again_since if last and last.again_since else started
+    since = again_since if options.again else ""
+    return {"detail": step_profile.ROUNDS if options.detail else 0, "since": since, "verbose": options.verbose}
 
 
 def _context(options: Options, machine: Hardware, name: str, source: Path | None, until: float) -> RunContext:

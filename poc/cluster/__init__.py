@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from typing import Any
 
 from poc.values import UserError
 
@@ -16,14 +17,17 @@ LOCAL = "local"  # the address of a cluster of this machine alone, which ends wi
 def connect(address: str, *, verbose: bool) -> None:
     """Join the cluster at `address` as its driver; raises UserError if that is not possible."""
     os.environ["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE") or "token"
+    options: dict[str, Any] = {}
     if address == LOCAL:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        # The monitor would end the node's actor where memory runs out, and the run would be lost with its node.
+        options["_system_config"] = {"memory_monitor_refresh_ms": 0}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
         raise UserError("Ray is not installed: ./make_environment.sh --ray") from None
-    options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == LOCAL else {}
     folder = os.getcwd()
     try:
         os.chdir("/")  # Ray adds the driver's current folder to the import path of every node

@@ -52,12 +52,12 @@ class Node:
         except UserError as error:  # Ray gives it another text
             raise UserError(f"{self.name}: {error.cause}") from None  # type: ignore[attr-defined]
         except RayError as error:
-            self.give_up(f"lost ({' '.join(str(error).split())[-200:]})")  # `poc.records.record.LOST`
+            self.give_up(" ".join(str(error).split())[-200:])
             raise NodeLostError(f"{self.name}: {self.lost}") from None
 
     def give_up(self, reason: str) -> None:
         """End the actor and all that it started: other commands may use the node, and it may come back."""
-        self.lost = self.lost or reason
+        self.lost = self.lost or f"lost ({reason})"  # `poc.records.record.LOST`
         ray.kill(self.actor)
 
     def require_same(self, values: Mapping[str, Any], name: str, expected: Mapping[str, Any]) -> None:
@@ -82,12 +82,9 @@ class RayLauncher:
             yield node, range(host * per_host, (host + 1) * per_host)
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        with contextlib.suppress(NodeLostError):  # the attempt reports it
-            steps: list[set[int]] = []
-            for node, part in self._parts(run):
-                steps.append(node.get(node.actor.begin.remote(run, conditions, part, self.context)))
-            return set.intersection(*steps)
-        return set()
+        """Raise NodeLostError if a node was lost: a run must not fail because of that before it has begun."""
+        begun = [node.actor.begin.remote(run, conditions, part, self.context) for node, part in self._parts(run)]
+        return set.intersection(*map(Node.get, self.nodes, begun))
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         first, *others = self.nodes

@@ -35,9 +35,10 @@ class Supervisor(LocalLauncher):
         """Return plain values, because this node's version of the project may differ from the driver's."""
         machine = self._context.machine
         software = {name: launcher.software(name) for name in frameworks.FRAMEWORKS}
-        versions = {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE"), "hardware": machine.describe()}
+        versions: dict[str, Any] = {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE"), "hardware": machine.describe()}
+        versions.update((name, getattr(machine, name)) for name in ("cpu", "cores", "driver"))
         for provenance in software.values():
-            versions.update(provenance["versions"], commit=provenance["commit"])
+            versions.update(provenance["versions"], commit=provenance["commit"], environment=provenance["environment"])
         del versions["system"]  # kernels may differ
         return {"machine": to_plain(machine), "software": software, "versions": versions}
 
@@ -46,16 +47,14 @@ class Supervisor(LocalLauncher):
     ) -> tuple[Plans, dict[str, DataId]]:
         """Plan recipes for `hosts` machines like this one; return the runs of the ids `only`, and their images.
 
-        What several hosts cannot do is left out, and not skipped. Raises UserError if a data set cannot be opened, or
-        this node's GPUs cannot be used.
+        Raises UserError if a data set cannot be opened, or this node's GPUs cannot be used.
         """
         self._use(context)
         if not options.get("cpu"):
             check_gpus([recipe for _, recipe in recipes], self._context.machine, "--cpu, or a recipe for CPUs")
-        machine, plans = dataclasses.replace(self._context.machine, hosts=hosts), []
-        for name, recipe in recipes:
-            planned = [item for item in plan(name, recipe, machine, **options) if item.run.id.startswith(tuple(only))]
-            plans.append((name, [item for item in planned if hosts == 1 or not item.skip]))
+        machine, ids = dataclasses.replace(self._context.machine, hosts=hosts), tuple(only)
+        every_plan = [(name, plan(name, recipe, machine, **options)) for name, recipe in recipes]
+        plans = [(name, [item for item in planned if item.run.id.startswith(ids)]) for name, planned in every_plan]
         specs = dict.fromkeys(item.run.data for _, planned in plans for item in planned if not item.skip)
         return plans, data.identify(specs, source=self._context.source, cache=self._context.cache)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from poc.cluster.node import Plans, Supervisor
 from poc.config.datasets import DataId
 from poc.config.recipe import Recipe
 from poc.host.hardware import Hardware
-from poc.plan import select
+from poc.plan import Planned, select
 from poc.published.prices import Prices
 from poc.records import journal
 from poc.run.launcher import RunContext
@@ -35,15 +35,20 @@ _JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 60.0, 2.0, 30.0
 _MAX_THREADS = 1000
 
 
+def _key(planned: Planned) -> str:
+    """Return what a run computes, without its cores, of which more hosts have more."""
+    return planned.run.fingerprint("cores_per_worker")
+
+
 @dataclasses.dataclass(eq=False)
 class HostSweep(Sweep):
     """The sweep on `hosts` nodes of a type together, which results show as one machine."""
 
     node_type: str = ""
     hosts: int = 1
-    todo: list[Item] = field(default_factory=list)
-    postponed: list[Item] = field(default_factory=list)  # do not fit before the bound
-    running: set[str] = field(default_factory=set)  # run ids: two repeats of a run would share their checkpoints
+    todo: list[Item] = dataclasses.field(default_factory=list)
+    postponed: list[Item] = dataclasses.field(default_factory=list)  # do not fit before the bound
+    running: set[str] = dataclasses.field(default_factory=set)  # run ids: two repeats of a run would share checkpoints
 
 
 @dataclasses.dataclass
@@ -57,11 +62,12 @@ class Cluster:
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
     prices: Prices
-    note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one
+    note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one, and at the end
 
     def __post_init__(self) -> None:
         self._nodes: list[Node] = []  # all that were ever seen; a node that comes back is a new one
         self._images: dict[str, DataId] = {}
+        self._models: dict[str, str] = {}  # hashes of the sources of own models
         self._sweeps: list[HostSweep] = []
         self._replacing: Counter[str] = Counter()  # runs that wait for a node in place of a lost one, by type
         self._change = threading.Condition()
@@ -91,9 +97,10 @@ class Cluster:
         failed = []
         for sweep in self._sweeps:
             sweep.say_left(sweep.postponed + sweep.todo)
-            failed += sweep.failed
+            failed += [id for id, _ in sweep.failed]
             if time.monotonic() < self.context.until:  # too few nodes are left
                 failed += [item.planned.run.id for item in sweep.todo]
+        self.note(self._sweeps)
         return failed
 
     def _new_nodes(self, seconds: float) -> list[Node]:
@@ -131,6 +138,10 @@ class Cluster:
         plans, images = node.get(planning)
         node.require_same({**self._images, **images}, "the other nodes", self._images)
         self._images.update(images)
+        runs = [(recipe, item.run) for recipe, planned in plans for item in planned]
+        models = {f"model {run.model} of {recipe}": run.model_hash for recipe, run in runs}
+        node.require_same({**self._models, **models}, "the other nodes", self._models)
+        self._models.update(models)
         with self._change:
             node.type = node_type
             self._change.notify_all()
@@ -139,12 +150,18 @@ class Cluster:
     def _add_sweep(self, node: Node, hosts: int, plans: Plans) -> None:
         """Add what so many nodes of a type can do, and fewer cannot."""
         smaller = [sweep for sweep in self._sweeps if sweep.node_type == node.type]
-        planned_before = [item.planned for sweep in smaller for item in sweep.items if not item.planned.skip]
-        keys = {item.run.fingerprint("cores_per_worker") for item in planned_before}
+        planned_before = [item.planned for sweep in smaller for item in sweep.items]
+        keys = {_key(planned) for planned in planned_before if not planned.skip}
         for _, planned in plans:
-            planned[:] = [item for item in planned if item.run.fingerprint("cores_per_worker") not in keys]
+            planned[:] = [item for item in planned if _key(item) not in keys]
+            if hosts > 1:  # a run with one worker is never theirs, even if a node with less memory skipped it
+                runs = [(item, itertools.chain([item.run], *item.searched)) for item in planned if not item.skip]
+                planned[:] = [item for item, of_item in runs if all(run.workers > 1 for run in of_item)]
         if hosts in [sweep.hosts for sweep in smaller] or not any(planned for _, planned in plans):
             return
+        keys = {_key(item) for _, planned in plans for item in planned}
+        for sweep in smaller:  # what is done now was skipped there only
+            sweep.items = [item for item in sweep.items if _key(item.planned) not in keys]
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
         machine = from_plain(Hardware, node.description["machine"])
         context = dataclasses.replace(
@@ -152,14 +169,15 @@ class Cluster:
             machine=dataclasses.replace(machine, hosts=hosts),
             infrastructure=name,
             software=node.description["software"],
-            subfolder=journal.folder(self.results, name).name,
             images=dict(self._images),
         )
         options: dict[str, Any] = {"prefix": f"{name}: ", "node_type": node.type, "hosts": hosts, **self.sweep_options}
         sweep = HostSweep(plans, self.results, context, **options)
         self._claims.enter_context(journal.claimed(sweep.path))
+        sweep.use(context.images)
         price = self.prices.of(node.type, machine.describe())
-        sweep.say(f"\n{summary(sweep.lines(), hosts * price.dollars_per_hour if price else None)}\n")
+        total, option = hosts * price.dollars_per_hour if price else None, f'poc report --price "{node.type}=DOLLARS"'
+        sweep.say(f"\n{summary(sweep.lines(), total, option)}\n")
         for item in sweep.items:
             if item.planned.skip:
                 sweep.do(item)
@@ -222,8 +240,6 @@ class Cluster:
     def _run(self, sweep: HostSweep, item: Item, nodes: list[Node]) -> None:
         launcher = RayLauncher(nodes, sweep.context, self._over, lambda: self._replacement(sweep.node_type))
         try:
-            for node in nodes:
-                node.get(node.actor.close.remote())  # a run must not fail because of a node that was lost before
             if not sweep.do(item, launcher):
                 sweep.postponed.append(item)
         except BaseException as error:

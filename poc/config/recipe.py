@@ -183,15 +183,6 @@ class Setting(Training):
             f"lr: Search: optimizer={self.optimizer.name!r} has no {', '.join(missing)}; remove it": missing,
         }
 
-    def candidates(self) -> list[tuple[Setting, Setting]]:
-        """Return each candidate of its search: with the validation split, and the training that it stands for."""
-        assert isinstance(self.lr, Search)
-        data, trainings = with_validation_split(self.data), []
-        for rate, replaced in self.lr.candidates:
-            optimizer = dataclasses.replace(self.optimizer, **replaced)  # type: ignore[arg-type]
-            trainings.append(dataclasses.replace(self, lr=rate, optimizer=optimizer))
-        return [(dataclasses.replace(training, data=data), training) for training in trainings]
-
     @property
     def schedule(self) -> Schedule:
         """The learning rate of each step, at the global batch; of a setting without a search."""
@@ -202,8 +193,8 @@ class Setting(Training):
     def check_schedule(self) -> None:
         """Raise UserError if no step has one of the learning rates of the schedule."""
         if isinstance(self.lr, Search):
-            for candidate, _ in self.candidates():
-                candidate.check_schedule()
+            for rate, _ in self.lr.candidates:
+                dataclasses.replace(self, lr=rate, data=with_validation_split(self.data)).check_schedule()
             return
         schedule = self.schedule
         drops = sorted(math.ceil(point * schedule.steps) for point in schedule.decay_at)
@@ -247,24 +238,25 @@ class Recipe:
     `quick` has the fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: no change.
     """
 
-    def __init__(
-        self, model: Any = None, *, cases: Any = (), quick: Mapping[str, Any] | None = None, **fields: Any
-    ) -> None:
+    def __init__(self, model: Any = None, *, cases: Any = (), quick: Any = None, **fields: Any) -> None:
         self.folder: Path = fields.pop("folder", Path.cwd())
-        self.fields = _known_fields("Recipe", {"model": model, **fields}, _SETTING)
-        self.cases = _known_cases("cases", cases)
-        self.quick = _known_fields("quick", _QUICK if quick is None else quick, (*_SETTING, "cases"))
-        if "cases" in self.quick:
-            self.quick["cases"] = _known_cases("quick: cases", self.quick["cases"])
+        common = _known_fields("Recipe", {"model": model, **fields}, _SETTING)
+        self.grids = [{**common, **case} for case in _known_cases("cases", cases)]
+        change = _known_fields("quick", _QUICK if quick is None else quick, (*_SETTING, "cases"))
+        quick_cases = change.pop("cases", None)
+        change = _one_length({"repeats": 1, **change})
+        if quick_cases is None:
+            self.quick_grids = [{**grid, **change} for grid in self.grids]
+        else:
+            self.quick_grids = [{**common, **change, **case} for case in _known_cases("quick: cases", quick_cases)]
         runs = sum(len(setting.seeds) * setting.repeats for setting in self.settings())
         if runs > _MOST_RUNS:
             raise UserError(f"seeds and repeats: this recipe has {runs:,} runs; the maximum is {_MOST_RUNS:,}")
 
     def settings(self) -> list[Setting]:
-        """Return every combination of the grid, in the order written. Raises UserError if they are too many."""
-        grid = []
-        for case in self.cases or [{}]:
-            fields = {**self.fields, **case}
+        """Return every combination of the grids, in the order written. Raises UserError if they are too many."""
+        settings = []
+        for fields in self.grids:
             choices = [
                 value if isinstance(value, list) and name not in _WHOLE else [value] for name, value in fields.items()
             ]
@@ -274,8 +266,8 @@ class Recipe:
             runs = math.prod(map(len, choices))
             if runs > _MOST_RUNS:
                 raise UserError(f"the grid of this recipe has {runs:,} runs; the maximum is {_MOST_RUNS:,}")
-            grid += [Setting(**dict(zip(fields, chosen))) for chosen in itertools.product(*choices)]
-        return grid
+            settings += [Setting(**dict(zip(fields, chosen))) for chosen in itertools.product(*choices)]
+        return settings
 
     def check_effects(self) -> None:
         """Raise UserError for a field without effect on any run of this recipe, or a learning rate that no step has.
@@ -292,37 +284,30 @@ class Recipe:
                 raise UserError(f"{name}={value} needs at least 2 devices; set devices=, or remove it")
 
     def with_fields(self, fields: Mapping[str, Any]) -> Recipe:
-        """Return this recipe with other values of some fields, in its cases and its quick version, too.
+        """Return this recipe with other values of some fields, in its quick version, too.
 
         Epochs replace steps, and steps replace epochs. Raises UserError for a field or a value that is not allowed.
         """
         fields = _one_length(_known_fields("--set", fields, _SETTING))
-        quick = {**self.quick, **fields}
-        if "cases" in quick:
-            quick["cases"] = _without(quick["cases"], fields)
-        cases = _without(self.cases, fields)
-        return Recipe(**{**self.fields, **fields}, cases=cases, quick=quick, folder=self.folder)
+        return self._changed(lambda grid: {**grid, **fields})
 
     def replace(self, name: str, change: Callable[[Any], Any]) -> Recipe:
-        """Return this recipe with `change` applied to each value of a field, also in cases and the quick version."""
+        """Return this recipe with `change` applied to each value of a field, in its quick version, too."""
 
-        def changed(fields: Mapping[str, Any]) -> dict[str, Any]:
-            value = fields.get(name)
+        def replaced(grid: dict[str, Any]) -> dict[str, Any]:
+            value = grid.get(name)
             new = [*map(change, value)] if isinstance(value, list) else change(value)
-            return {**fields, name: new} if name in fields else {**fields}
+            return {**grid, name: new} if name in grid else grid
 
-        quick = changed(self.quick)
-        if "cases" in quick:
-            quick["cases"] = [*map(changed, quick["cases"])]
-        cases = [*map(changed, self.cases)]
-        return Recipe(**changed(self.fields), cases=cases, quick=quick, folder=self.folder)
+        return self._changed(replaced)
+
+    def _changed(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Recipe:
+        grids, quick_grids = ([*map(change, grids)] for grids in (self.grids, self.quick_grids))
+        return Recipe(cases=grids, quick={"cases": quick_grids}, folder=self.folder)
 
     def quick_version(self) -> Recipe:
         """Return the same experiment cut down to a first look (`--quick`), with one rate in place of a search."""
-        recipe = self.without_search()
-        change = _one_length({"repeats": 1, **recipe.quick})
-        # A case must not set again what the quick version sets.
-        return Recipe(**{**recipe.fields, "cases": _without(recipe.cases, change), **change}, folder=self.folder)
+        return Recipe(cases=self.without_search().quick_grids, folder=self.folder)
 
     def without_search(self) -> Recipe:
         """Return this recipe with the middle rate in place of each search for one."""
@@ -334,15 +319,10 @@ def _one_length(fields: dict[str, Any]) -> dict[str, Any]:
     return {"epochs": None, "steps": None, **fields} if fields.keys() & {"epochs", "steps"} else fields
 
 
-def _without(cases: list[dict[str, Any]], fields: Collection[str]) -> list[dict[str, Any]]:
-    """Return the cases without some fields."""
-    return [{name: value for name, value in case.items() if name not in fields} for case in cases]
-
-
 def _known_cases(name: str, cases: object) -> list[dict[str, Any]]:
-    """Return the cases with every iterable as a list; raises UserError for anything but dicts of fields."""
+    """Return the cases, or [{}], with every iterable as a list; raises UserError for anything but dicts of fields."""
     cases = as_list(cases)
-    return [_known_fields(name, case, _SETTING) for case in (cases if isinstance(cases, list) else [cases])]
+    return [_known_fields(name, case, _SETTING) for case in (cases if isinstance(cases, list) else [cases])] or [{}]
 
 
 def _known_fields(name: str, fields: object, names: Collection[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import runpy
 import sys
 import traceback
@@ -37,7 +38,7 @@ def load(
             raise UserError("`recipe = Recipe(...)` is missing")
         recipe.folder = folder
         recipe = recipe.with_fields(fields) if fields else recipe
-        recipe = recipe.replace("data", lambda data: count(data, folder))
+        recipe = recipe.replace("data", functools.cache(lambda data: count(data, folder)))
         recipe.check_effects()
         for setting in recipe.settings() if frameworks else ():
             if setting.framework not in (AUTO, *frameworks):

@@ -25,6 +25,7 @@ from poc.values import UserError
 
 _SIZE = 32
 _VALUES = 3 * _SIZE * _SIZE
+_JPEG_START = b"\xff\xd8"
 
 
 @dataclass(frozen=True)
@@ -193,16 +194,18 @@ def _from_planes(rows: Pixels, labels: npt.NDArray[Any], where: Path, release: R
 
 def _decode_records(content: bytes, path: Path, release: Release) -> tuple[Images, bool]:
     """Decode a RecordIO file of images; the second value is whether any of them is a JPEG."""
-    images = []
+    labels, images, lossy = [], [], False
     for number, record in enumerate(recordio.records(content, path)):
         where = f"{path}, record {number}"
-        images.append(recordio.image(content[record], where))
-        height, width, _ = images[-1].pixels.shape
+        label, encoded = recordio.image(content[record], where)
+        labels.append(label)
+        images.append(recordio.decode(encoded, where))
+        lossy |= encoded.startswith(_JPEG_START)
+        height, width, _ = images[-1].shape
         if (height, width) != (_SIZE, _SIZE):
             raise UserError(f"data: {where}: {width} x {height} pixels, {release.title} has 32 x 32; download it again")
-    blue_green_red = np.array([image.pixels for image in images], np.uint8).reshape(-1, _SIZE, _SIZE, 3)
-    labels = np.array([image.label for image in images])
-    return _check_labels(blue_green_red[..., ::-1], labels, path, release), any(image.lossy for image in images)
+    blue_green_red = np.array(images, np.uint8).reshape(-1, _SIZE, _SIZE, 3)
+    return _check_labels(blue_green_red[..., ::-1], np.array(labels), path, release), lossy
 
 
 def _check_labels(pixels: Pixels, labels: npt.NDArray[Any], where: object, release: Release) -> Images:

@@ -59,7 +59,8 @@ class RecordFile:
 
     def read(self, index: int) -> Pixels:
         """Return the pixels of an image, (height, width, 3), blue first; raises UserError."""
-        return recordio.image(self._content[self._records[index]], self._where(index)).pixels
+        _, encoded = recordio.image(self._content[self._records[index]], self._where(index))
+        return recordio.decode(encoded, self._where(index))
 
     def summary(self) -> bytes:
         """Return the size of the file, where its records start, and some of them; all would take minutes to read."""
@@ -102,10 +103,7 @@ class ClassFolders:
 
 def read(path: Path) -> bytes:
     """Return the content of a file; raises UserError."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    return b"".join(chunks(path))
 
 
 def chunks(path: Path) -> Iterator[bytes]:
@@ -115,11 +113,7 @@ def chunks(path: Path) -> Iterator[bytes]:
             while content := file.read(_CHUNK):
                 yield content
     except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"data: {path} cannot be read ({error.strerror}); check the path")
+        raise UserError(f"data: {path} cannot be read ({error.strerror}); check the path") from None
 
 
 def _images_in(path: Path, name: str) -> list[str]:

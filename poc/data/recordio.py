@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -17,17 +16,6 @@ _MAGIC = struct.pack("<I", 0xCED7230A)
 _LENGTH_BITS = 29
 _PART_HEADER = 8
 _IMAGE_HEADER = 24
-_JPEG_START = b"\xff\xd8"
-
-
-class Image(NamedTuple):
-    """A labelled image of a RecordIO file."""
-
-    label: float
-    pixels: npt.NDArray[np.uint8]
-    """(height, width, 3), blue first."""
-    lossy: bool
-    """Whether it was a JPEG."""
 
 
 def records(content: bytes | mmap.mmap, where: object) -> Iterator[slice]:
@@ -42,18 +30,16 @@ def records(content: bytes | mmap.mmap, where: object) -> Iterator[slice]:
         raise UserError(f"data: {where} is truncated in its last record; download it again")
 
 
-def image(record: bytes, where: object) -> Image:
-    """Decode the image in a record; raises UserError, naming `where`, if it is none, or larger than any photo."""
+def image(record: bytes, where: object) -> tuple[float, bytes]:
+    """Return the label of a record, and its JPEG or PNG file; raises UserError, naming `where`, if it has none."""
     content = _MAGIC.join(record[start:end] for _, start, end in _parts(record, where))
     # IRHeader: how many more labels follow, the label, two identifiers.
-    if len(content) < _IMAGE_HEADER:
-        raise UserError(f"data: {where} has no image header; download it again")
+    if len(content) < _IMAGE_HEADER + 4:
+        raise UserError(f"data: {where} has no image after its header; download it again")
     more, label = struct.unpack_from("<If", content)
-    encoded = content[_IMAGE_HEADER + 4 * more :]
-    pixels = decode(encoded, where)
     if more:
         (label,) = struct.unpack_from("<f", content, _IMAGE_HEADER)
-    return Image(label, pixels, encoded.startswith(_JPEG_START))
+    return label, content[_IMAGE_HEADER + 4 * more :]
 
 
 def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
@@ -69,7 +55,7 @@ def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
 
 
 def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:
-    """Decode an image, (height, width, 3), blue first; raises UserError as `image`."""
+    """Decode an image, (height, width, 3), blue first; raises UserError if it is none, or larger than any photo."""
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
     except cv2.error:  # larger than the limit in poc/__init__.py

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,8 @@ from poc.data.cifar import RELEASES, Release
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, split_off_validation
 from poc.values import UserError
 
-_ATTEMPTS = 3
-"""How often a download is tried; without it all runs would be on synthetic images."""
-_PAUSE_SECONDS = 2.0
+_RETRIES = 2
+"""How often a download is tried again; without it all runs would be on synthetic images."""
 
 
 def load(
@@ -126,16 +124,13 @@ def _download(release: Release, cache: Path) -> Path | None:
 
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=20)
+    name = release.archives[0]
+    store = pooch.Pooch(cache, "", {name: release.sha256}, {name: release.url}, retry_if_failed=_RETRIES)
     with _locked(cache):
         try:
-            if not (cache / release.archives[0]).exists():  # another process may have downloaded it in the meantime
+            if not (cache / name).exists():  # another process may have downloaded it in the meantime
                 print(f"Downloading {release.title} from {release.url} (only once).", file=sys.stderr)
-            name, digest = release.archives[0], f"sha256:{release.sha256}"
-            for _ in range(_ATTEMPTS - 1):
-                with contextlib.suppress(OSError, ValueError):
-                    return Path(pooch.retrieve(release.url, digest, name, cache, downloader=downloader))
-                time.sleep(_PAUSE_SECONDS)
-            return Path(pooch.retrieve(release.url, digest, name, cache, downloader=downloader))
+            return Path(store.fetch(name, downloader=downloader))
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             print(

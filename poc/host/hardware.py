@@ -93,8 +93,10 @@ def detect() -> Hardware:
 
 def gpu_problem() -> str:
     """Return why a GPU of this machine cannot be used, in one line; empty if there is none, or the user hides them."""
-    instances = re.findall(r"MIG-[^\s,]*", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if instances:
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    if setting in ("", "-1", "NoDevFiles"):
+        return ""
+    if instances := re.findall(r"MIG-[^\s,]*", setting):
         return f"CUDA_VISIBLE_DEVICES: {instances[0]} is a MIG instance; use whole GPUs"
     try:
         divided = [index for index in nvml.visible_gpus() if nvml.is_divided(index)]
@@ -102,7 +104,6 @@ def gpu_problem() -> str:
             advice = "use whole GPUs (sudo nvidia-smi -mig 0), or name the others in CUDA_VISIBLE_DEVICES"
             return f"GPU {divided[0]} is divided into MIG instances; {advice}"
         if nvml.query("nvmlDeviceGetCount"):
-            setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             if nvml.visible_gpus():
                 return _cuda_problem()
             is_unknown = re.match(r"GPU-|\d", setting)
@@ -173,14 +174,29 @@ def numa_nodes(system: Path = Path("/sys")) -> dict[int, list[int]]:
 
 
 def core_groups(
-    nodes: Mapping[int, Sequence[int]], workers: int, cores_per_worker: int, near: Sequence[int | None] | None = None
+    nodes: Mapping[int, Sequence[int]],
+    workers: int,
+    cores_per_worker: int,
+    near: Sequence[int | None] | None = None,
+    system: Path = Path("/sys"),
 ) -> list[list[int]]:
     """Assign disjoint cores to each worker, all on one NUMA node while a node has enough free cores.
 
     A worker gets cores of the node in `near`, else of the node with most free cores: two workers on two nodes use the
-    memory of both. The Theano-MPI study binds its processes to sockets in the same way.
+    memory of both. The Theano-MPI study binds its processes to sockets in the same way. If there are enough
+    physical cores, one hyperthread of each is used; otherwise all hyperthreads of a core go to one worker.
     """
-    free = {node: list(cores) for node, cores in nodes.items()}
+
+    def physical(core: int) -> int:
+        siblings = re.match(r"\d+", text(system / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
+        return int(siblings[0]) if siblings else core  # such as "0,4" or "0-1"
+
+    first = {physical(core): core for cores in nodes.values() for core in reversed(cores)}.values()
+    has_enough = workers * cores_per_worker <= len(first)
+    free = {
+        node: sorted(cores, key=lambda core: (has_enough and core not in first, physical(core)))
+        for node, cores in nodes.items()
+    }
     groups = []
     for worker in range(workers):
         preferred = near[worker] if near else None

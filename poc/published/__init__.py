@@ -24,11 +24,13 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
 
 from poc.published import prices
-from poc.records.row import COUNTS, NUMBERS, PUBLISHED, STRONG, WEAK, Row
-from poc.values import UserError, suggest, value
+from poc.records.row import COUNTS, NUMBERS, PUBLISHED, Row
+from poc.values import LARGEST_NUMBER, UserError, checked, suggest, value
 
 MAIN_MODEL = "cifar_resnet50_v2"
 """The model of the main study with which measured runs are compared."""
@@ -87,59 +89,47 @@ def _read(path: Path) -> Study:
                 continue
             try:
                 rows.append(_row(path.stem, cells))
-            except ValueError as error:
-                raise ValueError(f"row {len(head) + reader.line_num}: {error}") from None
+            except UserError as error:
+                raise UserError(f"row {len(head) + reader.line_num}: {error}") from None
         if not rows:
-            raise ValueError("it has no rows; it needs a header and a row per result")
-    except (OSError, ValueError, csv.Error) as error:
+            raise UserError("it has no rows; it needs a header and a row per result")
+    except (OSError, ValueError, UserError, csv.Error) as error:
         raise UserError(f"study: {path}, {error}") from None
     return Study(**comments, name=path.stem, rows=tuple(rows))
 
 
 def _comment(line: str) -> tuple[str, str]:
-    """Return field and text of a line before the header. Raises ValueError if it has another form."""
+    """Return field and text of a line before the header. Raises UserError if it has another form."""
     line = next(csv.reader([line]))[0] if line.startswith('"') else line.rstrip(", \r\n")
     field, _, text = (part.strip() for part in line.lstrip("# ").partition(":"))
     if field not in _COMMENTS:
-        raise ValueError(f"line {line.strip()!r} is unknown; {suggest(field, _COMMENTS)}")
+        raise UserError(f"line {line.strip()!r} is unknown; {suggest(field, _COMMENTS)}")
     return field, text
 
 
 def _row(study: str, cells: Mapping[str | None, Any]) -> Row:
+    """Return the row of a line; raises UserError for a cell that its column cannot have."""
     if any(cells.get(None, ())):
-        raise ValueError("it has more cells than the header")
+        raise UserError("it has more cells than the header")
     values: dict[str, Any] = {}
     for name, cell in cells.items():
         if not name and not any(cell):  # commas that a spreadsheet has added
             continue
         if name not in _ALLOWED:
-            raise ValueError(f"unknown column {name!r}; {suggest(name, _ALLOWED)}")
+            raise UserError(f"unknown column {name!r}; {suggest(name, _ALLOWED)}")
         if cell.strip():
-            try:
-                values[name] = _number(name, cell) if name in NUMBERS else cell.strip()
-            except ValueError as error:
-                raise ValueError(f"{name} is {cell!r}; {error}") from None
+            values[name] = checked(name, cell.strip(), _kind(name))
     spelled = re.sub(r"[\W_]", "", values.get("dataset", "").lower())  # "CIFAR-10" as pages compare it
     if spelled in _DATASETS:
         values["dataset"] = spelled
-    if values.get("scaling", WEAK) not in (WEAK, STRONG):
-        raise ValueError(f"scaling is {values['scaling']!r}; use {WEAK} or {STRONG}, or leave it empty")
     devices = values.get("devices")
     kind = "" if devices is None else "gpu" if devices else "cpu"
     return Row(origin=PUBLISHED, study=study, kind=kind, **values)
 
 
-def _number(name: str, cell: str) -> float:
-    """Return the number in a cell. Raises ValueError if the column cannot have it."""
-    upper_bound = _MOST.get(name, 1e12)
-    try:
-        number = float(cell)
-    except ValueError:
-        raise ValueError("use a number, such as 3000 or 0.81, or leave it empty") from None
-    if not (0 < number <= upper_bound or (number == 0 and name in _MAY_BE_ZERO)):
-        raise ValueError(f"use a number above zero and up to {upper_bound:g}, or leave it empty")
-    if name not in COUNTS:
-        return number
-    if not number.is_integer():
-        raise ValueError("use a whole number")
-    return int(number)
+def _kind(name: str) -> Any:
+    """Return the type of the cells of a column."""
+    if name not in NUMBERS:
+        return Literal["weak", "strong"] if name == "scaling" else str
+    least = Ge(0) if name in _MAY_BE_ZERO else Gt(0)
+    return Annotated[int if name in COUNTS else float, least, Le(_MOST.get(name, LARGEST_NUMBER))]

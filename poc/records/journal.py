@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -63,18 +64,27 @@ def _lock(file: IO[Any], mode: int) -> bool:
 def claimed(path: Path) -> Iterator[None]:
     """Claim the journal at `path` for one sweep, whose pages would otherwise be of two.
 
-    The claim ends with its process, however that ends. Raises UserError if another process has it, or if nothing can be
-    written there.
+    The claim ends with its process, however that ends. The first one gives the journal its `identity`. Raises UserError
+    if another process has it, or if nothing can be written there.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_suffix(".lock").open("a")
+        is_free = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_free and not identity(path):
+            print(secrets.token_hex(4), end="", file=file, flush=True)
     except OSError as error:
         raise UserError(f"results: cannot write to {path.parent} ({error.strerror}); use another folder") from error
     with file:
-        if not _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if not is_free:
             raise UserError(f"results: another process is writing to {path}; wait, or use another --results")
         yield
+
+
+def identity(path: Path) -> str:
+    """Return the random id of the journal at `path`, which moves with its folder; empty before its first claim."""
+    file = path.with_suffix(".lock")
+    return file.read_text() if file.exists() else ""
 
 
 def append(path: Path, record: Record) -> None:

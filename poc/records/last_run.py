@@ -27,6 +27,7 @@ class LastRun:
     machine: str
     quick: bool = False
     started: str = ""  # UTC, in ISO 8601
+    again_since: str = ""  # when it began to repeat recorded runs (--again), until all are done
 
 
 def now() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -19,7 +20,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the git commit of this checkout, with "-dirty" if its code has changed since; empty without a commit."""
+    """Return the git commit of this checkout; with "-dirty" and a hash if its code has changed since.
+
+    Without a commit it is "unknown" and the hash, by which checkpoints of other code are known.
+    """
     file = Path(__file__).resolve()
     home = file.parents[2]
     # Name the repository, so that git does not find one around this folder or in the environment.
@@ -27,10 +31,12 @@ def commit() -> str:
     environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
     code = [":/", *(f":(exclude,top){name}" for name in _RESULTS)]  # results change with every run
+    sources = sorted(file.parents[1].rglob("*.py"))
+    hashed = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
         head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], **options).returncode
     except (OSError, subprocess.CalledProcessError):
-        return ""
-    return head.stdout[:12] + ("-dirty" if changed else "")
+        return f"unknown-{hashed}"
+    return head.stdout[:12] + (f"-dirty-{hashed}" if changed else "")

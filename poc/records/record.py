@@ -122,6 +122,12 @@ class WorkerResult:
         """The identity of the images."""
         return DataId(self.dataset, self.data_checksum)
 
+    @property
+    def last_windows(self) -> tuple[Window, ...]:
+        """The windows since the run was last resumed: its threads, sensors and use of cores are those of that time."""
+        since = self.resumed[-1].at if self.resumed else 0.0
+        return tuple(window for window in self.windows if window.start >= since)
+
 
 @value
 class Record(WorkerResult):
@@ -156,7 +162,7 @@ class Record(WorkerResult):
     @property
     def timed(self) -> list[Window]:
         """Windows that its throughput is computed from; none of a run that was paused."""
-        return [] if self.speed_withdrawn or self.run.pause_after else list(self.windows)
+        return [] if self.speed_withdrawn or self.run.pause_after else list(self.last_windows)
 
     @property
     def result(self) -> Result | None:
@@ -210,7 +216,7 @@ class Record(WorkerResult):
         None if a device has no energy counter, or the windows last less than `LEAST_SECONDS_OF_ENERGY`.
         """
         devices = self.devices if self.monitor and self.monitor.of_windows else ()
-        timed = self.windows[warmup(self.windows) :]
+        timed = self.last_windows[warmup(self.last_windows) :]
         seconds = _seconds(timed)
         if seconds < LEAST_SECONDS_OF_ENERGY or not devices or any(device.joules is None for device in devices):
             return None

@@ -23,11 +23,9 @@ SAME_WORK = 0.05
 """Wall times are compared only between runs whose numbers of trained samples differ by at most this share."""
 BATCH_OF = {WEAK: "batch_per_device", STRONG: "global_batch"}
 """The batch that a scaling series keeps."""
-SERIES = (
-    *("workload", "framework", "layout", "length"),
-    *("study", "machine", "hardware", "model", "dataset", "input_shape", "dtype"),
-)
-"""Columns that the rows of a series share. The second line is for published rows, which have no workload."""
+SERIES = ("workload", "framework", "layout", "length")
+"""Columns that the rows of a series share; published rows have no workload, and share those of `_PUBLISHED`."""
+_PUBLISHED = ("study", "machine", "hardware", "model", "dataset", "input_shape", "dtype")
 _MEDIANS = ["samples_per_second", "seconds_per_epoch", "wall_seconds", "dollars_per_run"]
 _MEDIANS += ["mfu", "flops", "joules_per_sample"]
 
@@ -96,7 +94,8 @@ def series(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
     every_series = []
     for kind, batch in BATCH_OF.items():
         scaled = rows[rows[batch].notna() & ((rows.origin == MEASURED) | (rows.scaling == kind))]
-        for _, group in scaled.groupby([*SERIES, batch], sort=False):
+        published = [scaled[name].where(scaled.origin != MEASURED, "") for name in _PUBLISHED]
+        for _, group in scaled.groupby([*SERIES, *published, batch], sort=False):
             single, multiple = group[group.devices == 1], group[group.devices > 1]
             for _, same in multiple.groupby(["kvstore", "kind", "straggler"], sort=False, dropna=False):
                 if len(single):

@@ -13,6 +13,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,26 +123,18 @@ def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> N
     A run that a search needs is its candidate whatever it was trained for: this search, another one, or none. Records
     of another version count in a search that goes on.
     """
-    together = defaultdict(list)
+    of_runs: dict[Any, dict[str, list[tuple[Any, Record]]]] = defaultdict(lambda: defaultdict(list))
+    searches: dict[Any, dict[tuple[Any, ...], list[Run]]] = defaultdict(dict)
     for row, record in sorted(zip(rows, records), key=lambda pair: pair[1].started):
-        together[row["machine"], record.data_id, row["environment"]].append((row, record))
-    for conditions, members in together.items():
-        of_run = defaultdict(list)
-        for row, record in members:
-            of_run[record.run.id].append((row, record))
-        for identity, batches in _searches(record.run for _, record in members):
-            _add_choices_of(_hash(*conditions, identity), batches, dict(of_run))
-
-
-def _searches(runs: Iterable[Run]) -> list[tuple[str, list[list[Run]]]]:
-    """Return each search, with each seed, of which some `runs` are candidates, and all candidates at its batches."""
-    searches: dict[tuple[str, int], dict[tuple[Any, ...], list[Run]]] = defaultdict(dict)
-    for run in runs:
+        run, conditions = record.run, (row["machine"], record.data_id, row["environment"])
+        of_runs[conditions][run.id].append((row, record))
         if run.search and run.tunes:
-            batches = searches[search.identity(run), run.seed]
+            batches = searches[conditions, search.identity(run), run.seed]
             batch = run.global_batch, run.devices, run.batch_per_device, run.workers, run.kvstore_label
             batches[batch] = batches.get(batch) or search.candidates(run)
-    return [(identity, [batches[batch] for batch in sorted(batches)]) for (identity, _), batches in searches.items()]
+    for (conditions, identity, _), batches in searches.items():
+        candidates = [batches[batch] for batch in sorted(batches)]
+        _add_choices_of(_hash(*conditions, identity), candidates, of_runs[conditions])
 
 
 def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, list[tuple[Any, Record]]]) -> None:
@@ -207,6 +200,7 @@ def _measured(record: Record) -> dict[str, Any]:
     # An unknown environment differs from an empty one.
     where = record.infrastructure, hardware, machine.cpu, machine.cores
     conditions = (*where, record.data_id, environment, record.environment is None)
+    of_one_host = [_one_host(str(each), machine.hosts) for each in conditions]  # a series goes on over several hosts
     return {
         **{name: getattr(run, name) for name in _OF_RUN},
         **{name: getattr(record, name) for name in _OF_RECORD},
@@ -220,7 +214,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "input_shape": "x".join(map(str, run.data.input_shape)),
         "kvstore": run.kvstore_label if run.synchronises else "",
         "setting": _hash(*conditions, record.fewer_threads, framework, package, run.fingerprint("seed")),
-        "workload": _hash(*conditions, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
+        "workload": _hash(*of_one_host, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
         "length": _length(run),
         "search": "",
         "test_runs": "",
@@ -257,6 +251,11 @@ def _length(run: Run) -> str:
     return TRAINING if run.steps == run.epochs * run.steps_per_epoch and run.seconds is None else BURST
 
 
+def _one_host(name: str, hosts: float) -> str:
+    """Return the name of one machine of several that ran together (`Hardware.describe`)."""
+    return name.removeprefix(f"{hosts:.0f} hosts, each ")
+
+
 def _hash(*values: Any) -> str:
     return hashlib.sha256(json.dumps([*map(str, values)]).encode()).hexdigest()[:10]
 
@@ -264,8 +263,12 @@ def _hash(*values: Any) -> str:
 def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
     """Fill in $/h of whole instances: what the user gave now, what the run recorded, else the price list."""
     hourly_prices = []
-    for machine, hardware, recorded in zip(table.machine, table.hardware, table.given_dollars_per_hour):
+    columns = table.machine, table.hardware, table.hosts, table.given_dollars_per_hour
+    for machine, hardware, hosts, recorded in zip(*columns):
         price = prices.of(machine, hardware)
+        if price is None and (each := prices.of(_one_host(machine, hosts), _one_host(hardware, hosts))):
+            dollars_per_hour = hosts * each.dollars_per_hour
+            price = replace(each, machine=f"{hosts:.0f}x {each.machine}", dollars_per_hour=dollars_per_hour)
         if pd.notna(recorded) and (price is None or price.source != GIVEN):
             price = Price(machine=machine, dollars_per_hour=recorded, source=GIVEN)
         hourly_prices.append(price or Price(machine=machine, dollars_per_hour=math.nan))

@@ -67,11 +67,6 @@ def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -
     return sorted(set.intersection(*map(usable, workers)))
 
 
-def furthest(folder: Path) -> int:
-    """Return the last step that has a checkpoint in `folder`, by its name; 0 for none."""
-    return max(_stored(folder, 0), default=0)
-
-
 def read(folder: Path, worker: int, step: int) -> Checkpoint:
     """Return a worker's checkpoint of a step; raises OSError if it is missing or damaged."""
     if checkpoint := _read(folder, worker, step):

@@ -44,7 +44,7 @@ class RunContext:
     source: Path | None  # folder or file with the data set, if the user named one
     cache: Path
     checkpoints: Path | None = None  # folder that keeps the last ones; None: in the cache until a run has ended
-    subfolder: str = ""  # for checkpoints, if several machines share their folder
+    journal: str = ""  # its `identity`, as the runs of several journals may share the folder of checkpoints
     price_per_hour: float | None = None  # in dollars
     images: Mapping[str, DataId] = dataclasses.field(default_factory=dict)  # those that were opened, by `Data.key`
     patience: float = 300.0  # seconds without a step after which a run is ended
@@ -58,6 +58,19 @@ class RunContext:
         """The environment variables on the machine that change speed."""
         return next(iter(self.software.values()))["environment"] if self.software else speed_variables()
 
+    def software_of(self, framework: str) -> dict[str, Any]:
+        """Return the fields of a record that describe code and environment of the machine."""
+        return self.software[framework] if self.software else software(framework)
+
+    def conditions_of(self, run: Run) -> dict[str, Any]:
+        """Return what must be the same for `run` to continue from a checkpoint."""
+        return {
+            **self.software_of(run.framework),
+            "machine": self.machine.describe(),
+            "images": list(self.images_of(run)),
+            "workers_here": run.workers // (self.machine.hosts if run.workers > 1 else 1),
+        }
+
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
         return self.images.get(run.data.key) or DataId(run.data.name)
@@ -65,8 +78,8 @@ class RunContext:
     def checkpoints_of(self, run: Run) -> Path:
         """Return the folder for the checkpoints of `run` on these images."""
         unpaused = dataclasses.replace(run, pause_after=None)  # which goes on from the checkpoint of a pause
-        name = "-".join(filter(None, (unpaused.id, self.images_of(run).checksum)))
-        return (self.checkpoints or self.cache / "checkpoints") / self.subfolder / name
+        name = "-".join(filter(None, (self.journal, unpaused.id, self.images_of(run).checksum)))
+        return (self.checkpoints or self.cache / "checkpoints") / name
 
 
 @value
@@ -276,7 +289,7 @@ def _result(events: Path, status: int = 0) -> WorkerResult:
 def _timed_spans(result: WorkerResult, began: float) -> list[tuple[float, float]]:
     """Return start and end of the windows after warm-up, on the clock on which the worker's process `began`."""
     start = began - (result.resumed[-1].at if result.resumed else 0.0)
-    windows = result.windows[warmup(result.windows) :]
+    windows = result.last_windows[warmup(result.last_windows) :]
     return [(start + window.start, start + window.start + window.seconds) for window in windows]
 
 

@@ -19,7 +19,8 @@ from poc.records.timing import WARMUP_STEPS, WINDOW_SECONDS, Clock, Window
 EXPLODED = 1e4  # mean loss of a window or an evaluation, in nats, from which no run comes back
 LARGEST_PARAMETER = 1e6  # absolute value that no parameter has in a training that learns
 
-CHECKPOINT_SECONDS = 30.0  # least time between the checkpoints after epochs on GPUs
+CHECKPOINT_SECONDS = 180.0  # time between two checkpoints within an epoch
+GPU_CHECKPOINT_SECONDS = 30.0  # least time between the checkpoints after epochs on GPUs, where one may take longer
 
 
 @dataclasses.dataclass
@@ -34,7 +35,7 @@ class Loop:
     save: Callable[[int], None]  # write a checkpoint, given the steps done
     worker: int = 0
     first_step: int = 0
-    save_every: int | None = None  # steps after which to do so within an epoch, too
+    save_every: float = math.inf  # steps after which to do so within an epoch, if workers cannot agree on a time
     trained: float = 0.0  # seconds of all windows so far
     scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
     warmup_steps: int = 0  # steps of the first window on GPUs, at least
@@ -63,15 +64,14 @@ class Loop:
                 if not loss < EXPLODED:  # nan, too
                     return DIVERGED, f"the training loss was {loss:.6g} after step {self._step}"
                 self._check_time()
-                due = self.save_every is not None and self._step - self._saved >= self.save_every
-                if due and self._step < last and not self._time_is_up:
+                if self._step < last and not self._time_is_up and self._is_due(CHECKPOINT_SECONDS, self.save_every):
                     self._checkpoint()
             if run.evaluate:
                 evaluation = self._evaluate(epoch)
                 if evaluation.loss is None or not evaluation.loss < EXPLODED:
                     loss_text = "not finite" if evaluation.loss is None else f"{evaluation.loss:.6g}"
                     return DIVERGED, f"the evaluation loss was {loss_text} after epoch {epoch}"
-            if self._checkpoint_is_due():
+            if run.kind == "cpu" or self._is_due(GPU_CHECKPOINT_SECONDS, 0):
                 self._checkpoint()
         if self._saved < self._step:
             self._checkpoint()
@@ -168,11 +168,11 @@ class Loop:
         self.emit("evaluation", evaluation)
         return evaluation
 
-    def _checkpoint_is_due(self) -> bool:
-        """Return whether to write a checkpoint after this epoch: on GPUs one may take longer than the epoch."""
-        if self.run.kind == "cpu" or not self.run.workers_agree:
-            return True
-        return self._decide(self.clock.elapsed() - self._saved_at >= CHECKPOINT_SECONDS) > 0
+    def _is_due(self, seconds: float, steps: float) -> bool:
+        """Return whether the last checkpoint is so old: by the first worker's clock, else in steps."""
+        if not self.run.workers_agree:
+            return self._step - self._saved >= steps
+        return self._decide(self.clock.elapsed() - self._saved_at >= seconds) > 0
 
     def _checkpoint(self) -> None:
         with self.clock.part("checkpoint"):

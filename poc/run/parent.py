@@ -25,10 +25,9 @@ from poc.records.record import (
     WorkerResult,
 )
 from poc.records.timing import Window
-from poc.run.launcher import HostResult, Launcher, LocalLauncher, RunContext, software
+from poc.run.launcher import HostResult, Launcher, LocalLauncher, RunContext
+from poc.run.loop import CHECKPOINT_SECONDS
 from poc.run.progress import label
-
-_CHECKPOINT_SECONDS = 180.0
 
 
 def execute(
@@ -49,14 +48,7 @@ def execute(
     """
     launcher = launcher or LocalLauncher(context)
     record = new_record(run, context, price_per_hour=context.price_per_hour, **fields)
-    conditions = {
-        "versions": record.versions,
-        "commit": record.commit,
-        "environment": record.environment,
-        "machine": context.machine.describe(),
-        "images": list(context.images_of(run)),
-        "workers_here": run.workers // (context.machine.hosts if run.workers > 1 else 1),
-    }
+    conditions = context.conditions_of(run)
     why = "the run was paused or interrupted" if run.search else "the run was interrupted"
 
     def is_usable(step: int) -> bool:
@@ -69,9 +61,7 @@ def execute(
             "first_step": max(filter(is_usable, launcher.steps(run, conditions)), default=0),
             "why": why,
             "conditions": conditions,
-            "checkpoint_every": math.ceil(
-                _CHECKPOINT_SECONDS * run.last_step / (pace * estimate(run, context.machine))
-            ),
+            "checkpoint_every": math.ceil(CHECKPOINT_SECONDS * run.last_step / (pace * estimate(run, context.machine))),
             "detail": 0 if run.pause_after else detail,
             "title": title or label(run),
         }
@@ -101,7 +91,7 @@ def new_record(run: Run, context: RunContext, **fields: Any) -> Record:
         started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         infrastructure=context.infrastructure,
         hardware=context.machine,
-        **(context.software[run.framework] if context.software else software(run.framework)),
+        **context.software_of(run.framework),
         dataset=context.images_of(run).name,
         data_checksum=context.images_of(run).checksum,
         **fields,

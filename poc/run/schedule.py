@@ -112,6 +112,7 @@ class RuntimeEstimator:
 
     def __init__(self, context: RunContext, records: Iterable[Record]) -> None:
         self._context = context
+        self.none_fits = False  # runs are begun nevertheless, for a later command to continue
         self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])  # measured, estimated
         for record in records:
             self.learn(record)
@@ -136,12 +137,15 @@ class RuntimeEstimator:
     def fits(self, planned: Planned) -> bool:
         """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then."""
         time_left = self._context.until - time.monotonic()
-        return self.seconds(planned) <= time_left or (self._begun(planned.run) > 0 and time_left > 0)
+        return self.seconds(planned) <= time_left or (
+            time_left > 0 and (self.none_fits or self._begun(planned.run) > 0)
+        )
 
     def _begun(self, run: Run) -> float:
         """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""
-        step = checkpoint.furthest(self._context.checkpoints_of(run))
-        return step / run.last_step if step < run.last_step else 0.0
+        folder = self._context.checkpoints_of(run)
+        steps = checkpoint.steps(folder, [0], self._context.conditions_of(run)) if folder.exists() else []
+        return max((step / run.last_step for step in steps if step < run.last_step), default=0.0)
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:

@@ -33,7 +33,7 @@ class Sweep:
     results: Path  # folder, in which the machine has a folder with its journal
     context: RunContext
     detail: int = 0  # that of `execute`
-    again: bool = False  # repeat what is in the journal already
+    since: str = ""  # time in UTC; what was recorded before is repeated (--again)
     verbose: bool = False
     prefix: str = ""  # comes before each message
 
@@ -44,25 +44,26 @@ class Sweep:
             for recipe, planned in self.plans
             for number, item in enumerate(planned, start=1)
         )
-        self.failed: list[str] = []  # the ids of the runs that failed
-        records = journal.read(journal.paths(self.results))
-        self._records = [record for record in records if record.infrastructure == self.context.infrastructure]
-        self._recorded = {record.run.id for record in self._records}
+        self.failed: list[tuple[str, str]] = []  # id and data set of each run that failed
         planned = [item.planned for item in self.items if not item.planned.skip]
         searched = [candidates for item in planned for candidates in item.searched]
         self._details = varied(itertools.chain([item.run for item in planned], *searched))
         self.use(self.context.images)
 
     def use(self, images: Mapping[str, DataId]) -> None:
-        """Set the data sets of the runs (`RunContext.images`), which decide what in the journal is done.
+        """Read the journal, and set the data sets of the runs (`RunContext.images`), which decide what in it is done.
 
         A record counts if it is of the same images, and of the same environment or an unknown one.
         """
-        self.context = dataclasses.replace(self.context, images=images)
-        self.pace = schedule.RuntimeEstimator(self.context, self._records)
+        self.context = dataclasses.replace(self.context, images=images, journal=journal.identity(self.path))
+        records = journal.read(journal.paths(self.results))
+        records = [record for record in records if record.infrastructure == self.context.infrastructure]
+        self._recorded = {record.run.id for record in records}
+        self.pace = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
-        same = [record for record in self._records if record.environment in environments and not self.again]
+        same = [record for record in records if record.environment in environments and record.started >= self.since]
         self._done = schedule.DoneRepeats(same, images)
+        self.pace.none_fits = not any(self.pace.fits(item.planned) for item in self.pending(self.items))
 
     def say(self, line: str, *, detail: bool = False) -> None:
         """Print a line on standard error; a `detail` only if the sweep is verbose."""
@@ -143,7 +144,8 @@ class Sweep:
                     return False
                 self._repeat(item, run, launcher)
             if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
-                self.failed = [id for id in self.failed if id not in {run.id for run in stage.runs}]
+                results = {(run.id, run.data.key) for run in stage.runs}
+                self.failed = [failure for failure in self.failed if failure not in results]
         return True
 
     def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
@@ -153,7 +155,7 @@ class Sweep:
         if self._done.enough(run, item.planned.repeat):
             self.say(f"{title}: already in the journal (--again repeats it)", detail=True)
             return self._done.outcome(run) or COMPLETED
-        if run.id in self.failed:  # it may have hung, and would again
+        if (run.id, run.data.key) in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return FAILED
         launcher = launcher or LocalLauncher(self.context)
@@ -176,7 +178,7 @@ class Sweep:
         self.pace.learn(record)
         self._done.add(record)
         if record.outcome == FAILED:
-            self.failed.append(run.id)
+            self.failed.append((run.id, run.data.key))
         return record.outcome
 
     def say_left(self, items: Iterable[Item]) -> None:
@@ -193,9 +195,10 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
-    sweep.use(_images(sweep))
-    # Claimed only now: a mistake leaves nothing behind.
+    images = _images(sweep)
+    # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.
     with journal.claimed(sweep.path):
+        sweep.use(images)
         if request:
             last_run.write(sweep.results, request)
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
@@ -215,7 +218,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
                 unstarted += sweep.items[number:]
                 break
     sweep.say_left(unstarted)
-    return sweep.failed
+    return [id for id, _ in sweep.failed]
 
 
 def _images(sweep: Sweep) -> dict[str, DataId]:

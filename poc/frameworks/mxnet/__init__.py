@@ -6,11 +6,15 @@ Importing this package does not import mxnet: `open_session` does, once the proc
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
+import itertools
+import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +24,9 @@ from poc.config import kvstores
 from poc.config.networks import NETWORKS as ALL_NETWORKS
 from poc.config.networks import Cost
 from poc.config.run import Run
-from poc.frameworks import Cluster, Session, worker_environments
-from poc.frameworks.builds import Build
+from poc.frameworks import Cluster, Session, versions, worker_environments
+from poc.frameworks.builds import Build, as_new, shared_library
+from poc.host import nvml
 from poc.host.hardware import Hardware
 
 LABEL = "MXNet"
@@ -31,6 +36,13 @@ CUDA_10_LIBRARIES = (
     *("libcufft.so.10", "libcurand.so.10", "libcusolver.so.10", "libcudnn.so.8", "libnccl.so.2"),
 )
 """Libraries that mxnet-cu102 links, each after those it needs itself."""
+_CUDA_11_LIBRARIES = (
+    *("libcudart.so.11.0", "libnvrtc-builtins.so.11.8", "libnvrtc.so.11.2", "libnvToolsExt.so.1", "libcublasLt.so.11"),
+    *("libcublas.so.11", "libcufft.so.10", "libcurand.so.10", "libcusparse.so.11", "libcusolver.so.11"),
+    *("libcudnn.so.8", "libcudnn_ops_infer.so.8", "libcudnn_cnn_infer.so.8", "libcudnn_ops_train.so.8"),
+    *("libcudnn_cnn_train.so.8", "libnccl.so.2"),
+)
+"""The same of mxnet-cu112, with those that these open later, so that no other version on LD_LIBRARY_PATH is loaded."""
 BUILDS: tuple[Build, ...] = (
     Build(
         package="mxnet-cu112",
@@ -103,9 +115,7 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
 
 
 def count_model(run: Run) -> Cost:
-    from poc.frameworks.mxnet import compatibility
-
-    compatibility.prepare()
+    prepare()
     from poc.frameworks.mxnet import zoo
 
     return zoo.count(zoo.own(run), run.data.classes, run.data.crop)
@@ -119,9 +129,36 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarray] | None = None) -> Session:
-    from poc.frameworks.mxnet import compatibility
-
-    compatibility.prepare()
+    prepare()
     from poc.frameworks.mxnet.distributed import session_type
 
     return session_type(run)(run, first_step=first_step, state=state)
+
+
+def prepare() -> None:
+    """Make this process ready to import mxnet, a library retired in 2023."""
+    if "mxnet" in sys.modules:
+        return
+    # MXNet uses the alias that numpy 1.24 removed.
+    np.bool = np.bool_  # type: ignore[attr-defined]
+    if sys.version_info >= (3, 12):
+        # distutils left the standard library; importing setuptools puts its own copy in place.
+        import setuptools  # noqa: F401
+    with contextlib.suppress(nvml.NoAnswerError):
+        # For fused operators CUDA 11.8's NVRTC writes PTX 7.8, which an older driver cannot read.
+        if not as_new(str(nvml.query("nvmlSystemGetDriverVersion") or ""), "520.61"):
+            os.environ["MXNET_USE_FUSION"] = "0"
+    _load_cuda_libraries()
+
+
+def _load_cuda_libraries() -> None:
+    if "mxnet-cu102" in versions("mxnet"):
+        for name in CUDA_10_LIBRARIES:
+            ctypes.CDLL(str(shared_library(name)), mode=ctypes.RTLD_GLOBAL)
+        return
+    spec = importlib.util.find_spec("nvidia")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    for root, name in itertools.product(map(Path, spec.submodule_search_locations), _CUDA_11_LIBRARIES):
+        for path in root.glob(f"*/lib/{name}"):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

@@ -379,6 +379,13 @@ def branch_ends(net: Any) -> list[Any]:
     return ends
 
 
+def draw_by_mxnet(block: Any) -> None:
+    """Let a drop-out layer on a GPU draw from MXNet's generators; those of cuDNN do not start at MXNet's seed."""
+    if isinstance(block, nn.Dropout) and block._rate > 0:
+        options = {"p": block._rate, "axes": block._axes, "cudnn_off": True}
+        block.hybrid_forward = lambda operators, images: operators.Dropout(images, **options)
+
+
 def can_fuse() -> bool:
     """Tell whether oneDNN has batch norm and ReLU as one operator for this CPU."""
     image = mx.nd.ones((1, 16, 4, 4))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from poc.config.run import Run
 from poc.frameworks import Cluster, worker_environments
-from poc.frameworks.mxnet import compatibility
+from poc.frameworks.mxnet import prepare
 from poc.host import processes
 
 _THIS_MODULE = "poc.frameworks.mxnet.servers"
@@ -54,7 +54,7 @@ def serve_kvstore() -> None:
     """
     role = os.environ["DMLC_ROLE"]
     os.environ["DMLC_ROLE"] = "worker"
-    compatibility.prepare()
+    prepare()
     from mxnet.kvstore import kvstore_server
 
     os.environ["DMLC_ROLE"] = role

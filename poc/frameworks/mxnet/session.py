@@ -21,7 +21,7 @@ from poc.config.run import Run
 from poc.data import Batch, Crops
 from poc.frameworks.mxnet import optimizers
 from poc.frameworks.mxnet.flat_buffers import flatten
-from poc.frameworks.mxnet.networks import branch_ends, can_fuse, registered
+from poc.frameworks.mxnet.networks import branch_ends, can_fuse, draw_by_mxnet, registered
 from poc.frameworks.mxnet.zoo import own
 from poc.frameworks.session import LossScale, Part, Session, crop_indices, fastest
 
@@ -154,6 +154,8 @@ class MXNetSession(Session):
         # output, as those after a projecting unit's first norm do.
         fused = run.kind == "cpu" and run.dtype == "float32" and can_fuse()
         net = own(run) if run.has_own_model else registered(run.model, run.data.classes, fused=fused)
+        if run.kind == "gpu":
+            net.apply(draw_by_mxnet)
         if evaluates:
             net.collect_params().setattr("grad_req", "null")
             net.collect_params().setattr("init", mx.init.Zero())

@@ -51,12 +51,8 @@ class Replays:
     def __init__(self, new_graph: Callable[[], Any], warmup_steps: int) -> None:
         self._new_graph, self._warmup_steps = new_graph, warmup_steps
         self._eager_steps: Counter[Hashable] = Counter()
-        self._recorded: dict[Hashable, tuple[Any, Batch]] = {}
-
-    @property
-    def has_recorded(self) -> bool:
-        """Whether a step was recorded."""
-        return bool(self._recorded)
+        self.recorded: dict[Hashable, tuple[Any, Batch]] = {}
+        """The graph of each kind of step, and the batch that it reads."""
 
     def is_warm(self, kind: Hashable) -> bool:
         """Count a step of this kind, and return whether it need not run eagerly any more."""
@@ -69,8 +65,8 @@ class Replays:
         Raises RuntimeError if it cannot be recorded, or what shows that the memory is too small. Eager steps in its
         place would be another measurement, and after a failed recording PyTorch's allocator may stay in recording mode.
         """
-        if kind in self._recorded:
-            graph, static_batch = self._recorded[kind]
+        if kind in self.recorded:
+            graph, static_batch = self.recorded[kind]
             for tensors, values in zip(static_batch, batch):
                 for tensor, value in zip(tensors, values):
                     tensor.copy_(value)
@@ -86,4 +82,4 @@ class Replays:
                 raise reason from None
             text = f"{type(reason).__name__}: {one_line(reason)}"
             raise RuntimeError(f"the step cannot be recorded as a CUDA graph: use graphs=False ({text})") from error
-        self._recorded[kind] = graph, static_batch
+        self.recorded[kind] = graph, static_batch

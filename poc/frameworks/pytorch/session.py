@@ -128,8 +128,7 @@ class TorchSession(Session):
         """Join the other workers, by torchrun's variables."""
         address = os.environ["POC_OWN_ADDRESS"]
         os.environ["GLOO_SOCKET_IFNAME"] = interface(address)
-        if not address.startswith("127."):
-            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(address)}"
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface(address)}"
         self._worker, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         listening: dict[str, Any] = {}
@@ -360,7 +359,7 @@ class TorchSession(Session):
         return fastest(product, size)
 
     def peak_device_bytes(self) -> int | None:
-        if self._replays and self._replays.has_recorded:  # what a graph keeps for its steps is not counted as allocated
+        if self._replays and self._replays.recorded:  # what a graph keeps for its steps is not counted as allocated
             return self.reserved_device_bytes()
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 

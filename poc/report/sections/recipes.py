@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,22 +26,15 @@ def blocks(results: Results, max_lines: int) -> list[Block]:
     If that is too little for all of them, each recipe gets the same number of lines.
     """
     rows, most = settings(results), max(_MIN_ROWS, max_lines - _HEADING_LINES)
-    shown, counts = rows, Counter[str]()
-    if len(rows) > most:
-        share = max(1, most // len({row.recipe for row in rows}))
-        shown = []
-        for row in rows:
-            counts[row.recipe] += 1
-            if counts[row.recipe] <= share and len(shown) < most:
-                shown.append(row)
-    lines = _lines(shown)
-    hidden = len(rows) - len(lines)
+    share = max(1, most // max(1, rows.recipe.nunique()))
+    shown = rows if len(rows) <= most else rows.groupby("recipe").head(share).head(most)
+    hidden = len(rows) - len(shown)
     about = 'Settings of the last command on this machine, the latest first. "batch" is per device.'
     link = [f"{hidden} more settings are in the page of all settings."] if hidden else []
-    return [*section("Your recipes", about, markdown.table(lines)), *link]
+    return [*section("Your recipes", about, markdown.table(_lines(shown))), *link]
 
 
-def settings(results: Results, machine: str | None = None) -> list[Any]:
+def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     """Return one row per setting that ran on a machine, also of failed ones; by default those of the last run.
 
     Candidates of searches are left out: they have a table of their own.
@@ -64,7 +55,7 @@ def settings(results: Results, machine: str | None = None) -> list[Any]:
     both = both.assign(shipped=~both.recipe.isin(by_path))
     both = both.sort_values(["shipped", "quick", "started"], ascending=[True, True, False], kind="stable")
     names = both.recipe + both.quick.map({True: " (quick)", False: ""})
-    return markdown.records(both.assign(recipe=names, quick=False))
+    return both.assign(recipe=names, quick=False)
 
 
 def every_setting(results: Results) -> list[Block]:
@@ -77,19 +68,17 @@ def every_setting(results: Results) -> list[Block]:
     return blocks
 
 
-def _lines(rows: Sequence[Any]) -> list[dict[str, str]]:
+def _lines(rows: pd.DataFrame) -> list[dict[str, str]]:
     """Return a line for each setting; its model is followed by what is not the same in all of them."""
-    lines = [line(row) for row in rows]
-    named = [(row.framework, "baseline" if row.baseline else row.training_recipe) for row in rows]
-    varied = [len({*values}) > 1 for values in zip(*named)]
-    for each, names in zip(lines, named):
-        each["model"] = ", ".join([each["model"], *itertools.compress(names, varied)])
-    return lines
+    named = rows.assign(training_recipe=rows.training_recipe.mask(rows.baseline, "baseline"))
+    varied = [name for name in ("framework", "training_recipe") if named[name].nunique() > 1]
+    return [_line(row, varied) for row in markdown.records(named)]
 
 
-def line(row: Any) -> dict[str, str]:
+def _line(row: Any, varied: Sequence[str]) -> dict[str, str]:
     is_synthetic = row.dataset == "synthetic"
     model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *filter(None, [markdown.images(row)])]
+    model += [getattr(row, name) for name in varied]
     accuracy = "" if is_synthetic else markdown.accuracy(row)
     if row.outcome != COMPLETED:
         accuracy = row.outcome + (f": {row.reason}" if row.reason else "")

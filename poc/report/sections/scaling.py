@@ -31,7 +31,8 @@ def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
 
     every_series = []
     for _, same_batch in rows[~rows.emulated].groupby("batch_per_device"):
-        candidates = [_series(results, group) for _, group in same_batch.groupby(["quick", "length", "workload"])]
+        groups = same_batch.groupby(["quick", "length", "workload", "framework", "layout"])
+        candidates = [_series(results, group) for _, group in groups]
         every_series += sorted((curve for curve in candidates if len(curve) > 1), key=rank)[:1]
     return every_series
 
@@ -71,8 +72,15 @@ def efficiency(curve: pd.DataFrame) -> dict[str, str]:
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
-    """Return the table and the figure of a subject: all machines that were measured, then the published ones."""
-    named = [(name, curve) for name, rows in results.machines(subject) for curve in series(results, rows)]
+    """Return the table and the figure of a subject: all machines that were measured, then the published ones.
+
+    The series of a machine go on over several hosts like it.
+    """
+    machines, named = results.machines(subject), list[tuple[str, pd.DataFrame]]()
+    for name, rows in machines:
+        workloads = rows.workload[(rows.devices == 1) & (rows.origin == MEASURED)]
+        over_hosts = [others[others.workload.isin(workloads)] for _, others in machines if others is not rows]
+        named += [(name, curve) for curve in series(results, pd.concat([rows, *over_hosts]))]
     counts = sorted({devices for _, curve in named for devices in curve.devices})
     counts = counts if len(counts) <= _MAX_COUNTS else [1, *counts[-_MAX_COUNTS + 1 :]]
     at_main_batch = any(curve.batch_per_device[0] == MAIN_BATCH for _, curve in named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
@@ -23,20 +24,11 @@ def candidates(results: Results) -> pd.DataFrame:
 
     `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it.
     """
-    rows = results.runs.assign(search=results.runs.search.str.split()).explode("search")
-    rows = rows[rows.search.notna()]
-    pairs = [text.split(":") for text in rows.search]
-    names = [name for name, _ in pairs]
-    test_runs = [
-        " ".join(entry.removeprefix(f"{name}:") for entry in texts.split() if entry.startswith(f"{name}:"))
-        for name, texts in zip(names, rows.test_runs)
-    ]
-    rows = rows.assign(
-        search=names,
-        candidates=[float(count) for _, count in pairs],
-        test_runs=test_runs,
-        chosen=[text != "" for text in test_runs],
-    )
+    rows = results.runs.assign(search=results.runs.search.str.split()).explode("search").dropna(subset=["search"])
+    rows[["search", "candidates"]] = rows.search.str.extract(r"(\w+):(\d+)")
+    pairs = zip(rows.search, rows.test_runs)
+    rows["test_runs"] = [" ".join(re.findall(rf"\b{name}:(\S+)", texts)) for name, texts in pairs]
+    rows = rows.assign(candidates=rows.candidates.astype(float), chosen=rows.test_runs != "")
     rows = rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
     return rows.drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
 
