@@ -94,11 +94,19 @@ def test_this_machine_is_shown_with_the_published_rows_of_the_same_setting() -> 
     larger = on_gpus(500, run={"data": {"name": "cifar10", "crop": 32}, "learning_rate": 0.01})  # other images
     # Later and with more repeats, but not on the study's kind of device, or not by its framework.
     others = [on_gpus(100, minute=minute, hardware=TEST_CPU, run={"kind": "cpu"}) for minute in range(1, 6)]
-    others += [on_gpus(2000, minute=9, run={"framework": "pytorch"}, versions={"pytorch": "2.13.0"})]
+    others += [on_gpus(100, 2, hardware=TEST_CPU, run={"kind": "cpu"})]
+    pytorch = {"run": {"framework": "pytorch"}, "versions": {"pytorch": "2.13.0"}}
+    others += [on_gpus(2000, devices, minute=9, **pytorch) for devices in (1, 2)]
     fixed = on_gpus(9000, 2, run={"data": {"name": "synthetic", "crop": 28, "size": 28, "fixed": True}})
     results = results_of(on_gpus(1000), on_gpus(3000, 4, 1), larger, on_cpu, *others, fixed, studies=[study])
     (lines,) = tables(blocks_of(results, "studies"))["beeva-poc-mxnet"]
-    rates = {(128, 1): "1,000 GPU", (128, 4): "3,000 GPU", (512, 0): "1,280 CPU", (512, 1): "1,280 CPU"}
+    rates = {
+        (128, 1): "1,000 GPU",
+        (128, 2): "2,000 GPU",
+        (128, 4): "3,000 GPU",
+        (512, 0): "1,280 CPU",
+        (512, 1): "1,280 CPU",
+    }
     for row, line in zip(study.rows, lines):
         expected = rates.get((row.batch_per_device, row.devices)) if row.model == "cifar_resnet50_v2" else None
         shown = re.match(r"([\d,]*\d).*([CG]PU)", line["this machine: samples/s"])

@@ -203,7 +203,7 @@ def _batch(row: Any) -> str:
 def _own_rate(rows: pd.DataFrame, row: Any) -> str:
     """Return the samples/s in `rows` with a published row's model, images, batch per device and number of devices.
 
-    The study's framework and GPUs are preferred. A fixed batch counts where the study did not read images either.
+    GPUs are preferred for those of the study, then its framework. A fixed batch counts where the study did not read images either.
     """
     rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
     sizes = [each.input_size for each in [NETWORKS.get(row.model)] if each]
@@ -212,7 +212,7 @@ def _own_rate(rows: pd.DataFrame, row: Any) -> str:
     rows = rows[~rows.fixed | (not row.dataset.startswith("cifar"))]
     rows = rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
     same_framework = rows.framework.str.startswith(row.framework.partition(" ")[0])
-    for is_like in (same_framework, rows.kind == ("gpu" if row.devices else "cpu")):
+    for is_like in (rows.kind == ("gpu" if row.devices else "cpu"), same_framework):
         rows = rows[is_like[rows.index]] if is_like[rows.index].any() else rows
     same = preferred(rows)
     return "" if same is None else f"{markdown.rate(same)}, {same.framework}, {markdown.devices(same)}"
