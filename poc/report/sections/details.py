@@ -203,7 +203,8 @@ def _batch(row: Any) -> str:
 def _own_rate(rows: pd.DataFrame, row: Any) -> str:
     """Return the samples/s in `rows` with a published row's model, images, batch per device and number of devices.
 
-    GPUs are preferred for those of the study, then its framework. A fixed batch counts where the study did not read images either.
+    GPUs are preferred for those of the study, then its framework. A fixed batch counts where the study did not read
+    images either.
     """
     rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
     sizes = [each.input_size for each in [NETWORKS.get(row.model)] if each]
