@@ -1,4 +1,4 @@
-"""Ray within this process, for nodes that differ as hosts of `tests.hosts` cannot."""
+"""Ray within this process, for nodes that differ, or are lost in a certain call, as hosts of `tests.hosts` cannot."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ class FakeRay:
         except UserError as error:
             raise type("RayTaskError", (UserError,), {"cause": error})() from None
 
-    def wait(self, references: Sequence[Any], *, timeout: float, **_: Any) -> tuple[list[Any], list[Any]]:
-        done, others = wait(references, timeout)
+    def wait(
+        self, references: Sequence[Any], *, timeout: float, num_returns: int = 1, **_: Any
+    ) -> tuple[list[Any], list[Any]]:
+        done, others = wait(references, timeout, "FIRST_COMPLETED" if num_returns == 1 else "ALL_COMPLETED")
         return [*done], [*others]
 
     def kill(self, actor: Actor) -> None:

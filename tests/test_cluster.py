@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
-import itertools
+import json
 import math
 import os
 import signal
@@ -19,7 +20,6 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, Recipe, Search, Synthetic
-from poc.cluster import LOCAL, connect
 from poc.host.hardware import GPU
 from poc.published import prices
 from poc.records import journal, last_run
@@ -100,10 +100,18 @@ def test_node_types_share_a_command_and_one_of_another_version_or_with_other_dat
     subprocess.run(["git", "clone", "-q", HOME, clone], check=True)
     git(clone, "commit", "-q", "--allow-empty", "-m", "another")
     link.symlink_to(HOME)
+    own = recipe_file(tmp_path / "own.py", framework="mxnet", model="net.py:net")
+    for name, width in (("net.py", 4), ("changed.py", 8)):
+        layers = f"nn.Conv2D({width}, 3), nn.GlobalAvgPool2D(), nn.Dense(classes)"
+        text = "from mxnet.gluon import nn\n\n\ndef net(classes):\n    net = nn.HybridSequential()\n"
+        (tmp_path / name).write_text(f"{text}    net.add({layers})\n    return net\n")
     with nodes.another("other", PYTHONPATH=str(link), POC_DATA=str(tmp_path)) as other:
         options = ("--set", "lr=0.01,0.02", "--set", "kind=cpu", "--verbose")
         output = driven(nodes.head, recipe, tmp_path, *options, module="poc")
         assert complaint(images).startswith("data: ")
+        bind = ["mount", "--bind", str(tmp_path / "changed.py"), str(tmp_path / "net.py")]
+        subprocess.run(other.command(*bind), check=True)
+        assert complaint(own).startswith("model net.py:net of own is ")
         link.unlink()
         link.symlink_to(clone)
         assert complaint(small).startswith("commit is ")
@@ -242,7 +250,7 @@ def test_lost_nodes_are_named_and_replaced_and_without_another_their_run_fails_a
     victims: list[Host] = []
     nodes.second()
     # The worker on a host that is cut off ends by its patience.
-    with nodes.hold(25) as hold_at, drive(nodes.head, recipe, tmp_path, "--patience", "30") as driver:
+    with nodes.hold(25) as hold_at, drive(nodes.head, recipe, tmp_path, "--patience", "45") as driver:
         for epoch, fault in enumerate(faults, start=2):
             wait_for_training(nodes.second(), driver, epoch=epoch)
             for earlier in victims:
@@ -274,7 +282,13 @@ def test_this_machine_alone_is_a_cluster_too(nodes: Nodes, tmp_path: Path) -> No
     alone = nodes.host()
     for name in ("numpy", "psutil", "uuid"):  # nothing is imported from the driver's current folder
         (alone.folder / f"{name}.py").write_text("raise ValueError")
-    driven(alone, recipe_file(tmp_path / "mine.py"), tmp_path, "--cluster", "local", RAY_AUTH_TOKEN=None)
+    unset: dict[str, str | None] = dict.fromkeys(("RAY_AUTH_TOKEN", "RAY_memory_monitor_refresh_ms"))
+    with drive(alone, recipe_file(tmp_path / "mine.py"), tmp_path, "--cluster", "local", **unset) as driver:
+        (server,) = eventually(lambda: alone.processes("gcs_server "), unless=lambda: driver.poll() is not None)
+        (config,) = (word.partition("=")[2] for word in server.cmdline() if word.startswith("--config_list="))
+        assert json.loads(base64.b64decode(config))["memory_monitor_refresh_ms"] == 0
+        output, _ = driver.communicate(timeout=DEADLINE_SECONDS)
+    assert driver.returncode == 0, output
     (record,) = journal.read(journal.paths(tmp_path / "results"))
     assert (record.outcome, record.infrastructure) == (COMPLETED, record.hardware.describe())
     eventually(lambda: len(alone.processes()) == 1)
@@ -308,22 +322,6 @@ def test_a_run_with_one_worker_is_never_of_several_hosts(tmp_path: Path, capsys:
     assert outcomes(tmp_path, "pair") == {"skipped"}
     # The price of a node is an option of the pages, not of this command.
     assert 'poc report --price "pair=DOLLARS"' in capsys.readouterr().err
-
-
-def test_a_node_with_another_model_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes = itertools.count()
-    monkeypatch.setattr("poc.config.networks.is_own", lambda name: True)
-    monkeypatch.setattr("poc.frameworks.own_models.source_hash", lambda name, folder: str(next(hashes)))
-    with pytest.raises(UserError, match=f"^node1 .*: model {SMALL['model']} of mine is 1, .* 0$"):
-        swept(tmp_path, [MACHINE, MACHINE], {})
-
-
-def test_a_cluster_of_this_machine_alone_has_no_memory_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
-    init = mock.Mock()
-    monkeypatch.setattr("ray.init", init)
-    with mock.patch.dict(os.environ):
-        connect(LOCAL, verbose=False)
-    assert init.call_args.kwargs["_system_config"] == {"memory_monitor_refresh_ms": 0}
 
 
 @pytest.mark.parametrize("changes", [{"cpu": "Other CPU"}, {"driver": "550.54"}])

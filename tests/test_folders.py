@@ -28,9 +28,9 @@ def hostile(folder: Path, imported: Path, *packages: str) -> Path:
 
 
 def state(root: Path) -> dict[str, bytes]:
-    """Return the contents of every file, without those that Python compiles."""
-    paths = [path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    """Return the contents of every file, and every folder, without those that Python compiles."""
+    paths = [path for path in root.rglob("*") if "__pycache__" not in path.parts]
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else b"" for path in paths}
 
 
 @pytest.mark.slow

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -176,17 +174,3 @@ def test_what_cannot_be_recorded_is_not_tried(fields: dict[str, Any]) -> None:
     from tests.torch_tape import Tape
 
     assert opened(run_of(**fields), Tape)._replays is None
-
-
-def test_the_steps_before_one_is_recorded_are_no_reason_for_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from tests.torch_tape import Tape
-
-    optimizer = opened(run_of(optimizer=AdamW()), Tape)._optimizer
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
-    stream = SimpleNamespace(is_capturing=lambda: False)
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer._accelerator_graph_capture_health_check()

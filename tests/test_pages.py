@@ -228,9 +228,8 @@ def test_your_recipes_has_every_setting_of_the_last_run_also_quick_and_failed_on
     skipped = {f"reason {number}": number for number in range(1, 9)}
     runs = [quick, failed, chance]
     page = written_after(tmp_path, quick, failed, before, chance, runs=runs, skipped=skipped)
-    assert {
-        count in page.split("**Runs:**")[1] for count in ("3 completed", "1 failed", f"{sum(range(9))} skipped")
-    } == {True}
+    runs_line = page.split("**Runs:**")[1].splitlines()[0]
+    assert re.findall(r"\d+", runs_line) == ["3", "1", str(sum(range(9)))], runs_line
     lines = first_table(page, "Your recipes")
     (name,) = (line["recipe"] for line in lines if line[RATE] == "1,500 (n=1)")
     assert ("quick" in name, len(lines)) == (True, 3)

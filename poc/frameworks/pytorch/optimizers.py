@@ -162,8 +162,6 @@ def put_rates_on_device(optimizer: Optimizer, device: torch.device) -> bool:
     """
     if not isinstance(optimizer, Momentum) and not all(group.get("capturable") for group in optimizer.param_groups):
         return False
-    # Else PyTorch advises against `capturable`, since the first steps are not recorded.
-    optimizer._warned_capturable_if_run_uncaptured = True
     for group in optimizer.param_groups:
         for name in {"lr", "velocity_factor"} & group.keys():
             group[name] = torch.full((), group[name], device=device)
