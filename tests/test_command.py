@@ -102,8 +102,11 @@ def test_again_repeats_all_and_after_a_stop_what_is_left(tmp_path: Path) -> None
     for rate, started in ((0.01, before), (0.02, before), (0.01, after)):
         record = replace(record_of(infrastructure="here", started=started), run=run_of(lr=rate, epochs=1))
         journal.append(results / "here" / journal.FILE, record)
-    last_run.write(results, LastRun(recipes=(), runs=(), skipped={}, machine="here", again_since=since))
-    for expected in ([0.02], [0.02, *rates]):
+    request = LastRun(recipes=(str(recipe),), runs=(), skipped={}, machine="here", again_since=since)
+    last_run.write(results, request)
+    for expected in ([0.02], [0.02, *rates], [0.02, *rates, *rates]):
+        if len(expected) > 3:  # a command with other recipes was stopped
+            last_run.write(results, replace(request, recipes=("other.py",)))
         run_here(recipe, tmp_path, "--again")
         assert [record.run.learning_rate for record in records(tmp_path)[3:]] == expected
 

@@ -129,7 +129,7 @@ def test_a_name_without_a_machine_is_of_one_that_has_both_runs() -> None:
     assert compared(records, f"{run_id}@node", f"{run_id}@node 2")["differences"] == {"machine": ["node", "node 2"]}
 
 
-@pytest.mark.parametrize("outcome", ["failed", "skipped", "diverged"])
+@pytest.mark.parametrize("outcome", ["failed", "skipped", "diverged", "out of memory"])
 def test_a_run_that_did_not_complete_has_no_speed_or_accuracy(outcome: str) -> None:
     repeats, lost = repeats_of(SLOW), record_of(outcome=outcome, reason="lost", run=OTHER)
     for pair in ((repeats[0].run.id, lost.run.id), (lost.run.id, repeats[0].run.id)):

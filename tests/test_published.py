@@ -113,11 +113,12 @@ def test_a_users_own_study_is_on_the_pages(tmp_path: Path) -> None:
 
 
 def test_a_study_is_read_as_spreadsheets_and_pandas_write_it(tmp_path: Path) -> None:
-    text = '\xef\xbb\xbf# title: Mine,,,\r\n"# authors: A, B",,,\r\n,,,\r\n\r\nmodel,dataset,devices,accuracy,\r\n'
-    study = study_of(tmp_path, text + "m,CIFAR-10,2.0,8.1e-1,\r\n,,,,\r\n\r\n")
+    text = '\xef\xbb\xbf# title: Mine,,,\r\n"# authors: A, B",,,\r\n,,,\r\n\r\n'
+    text += "model,parameters,dataset,devices,accuracy,\r\n"
+    study = study_of(tmp_path, text + "m,2.35E+07,CIFAR-10,2.0,8.1e-1,\r\n,,,,\r\n\r\n")
     (row,) = study.rows
     assert (study.title, study.authors) == ("Mine", "A, B")
-    assert (row.model, row.dataset, row.devices, row.accuracy) == ("m", "cifar10", 2, 0.81)
+    assert (row.model, row.parameters, row.dataset, row.devices, row.accuracy) == ("m", 23_500_000, "cifar10", 2, 0.81)
 
 
 IMPOSSIBLE = {

@@ -335,6 +335,7 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     results.write_text("after\n")
     assert provenance.commit() == commit
+    (tmp_path / "poc/.#loop.py").symlink_to("editor@host")  # Emacs' lock
     changed = set()
     for text in ("after\n", "later\n"):
         code.write_text(text)

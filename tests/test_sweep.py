@@ -70,11 +70,21 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     assert RuntimeEstimator(context, [unknown]).factor(unknown.run) == 1
 
 
-def test_a_run_longer_than_the_limit_is_begun_if_no_other_fits(tmp_path: Path) -> None:
-    long, short = planned(9000.0), planned(1.0, lr=0.02)
-    for items, seconds, is_begun in (([long], 600, True), ([long], -1, False), ([long, short], 600, False)):
-        sweep = sweep_of(tmp_path, ("r", items), until=time.monotonic() + seconds)
-        assert sweep.pace.fits(long) == is_begun
+@pytest.mark.parametrize(("seconds", "begun"), [(600, [0.02, 0.1]), (100, [0.02])])
+def test_a_longer_run_than_fits_is_begun_last_if_there_is_time_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, begun: list[float]
+) -> None:
+    runs = [planned(9000.0, lr=0.1), planned(9000.0, lr=0.2), planned(1.0, lr=0.02)]
+    sweep = sweep_of(tmp_path, ("r", runs), until=time.monotonic() + seconds)
+    rates = list[float]()
+
+    def do(item: Item) -> bool:
+        fits = sweep.pace.fits(item.planned)
+        rates.extend([item.planned.run.learning_rate] * fits)
+        return fits
+
+    monkeypatch.setattr(sweep, "do", do)
+    assert (run_sweep(sweep), rates) == ([], begun)
 
 
 def test_a_bound_is_the_first_of_hours_and_dollars() -> None:
@@ -215,7 +225,7 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
         return [(record.run.epochs, record.outcome, record.reason) for record in records]
 
     # Estimated at an hour, and at 6 s; the second fits.
-    done = sweep("a", 600.0, batch_per_device=[32, 64], epochs=[100_000_000, 1])
+    done = sweep("a", 150.0, batch_per_device=[32, 64], epochs=[100_000_000, 1])
     assert done == [(1, COMPLETED, "")] * 2
     assert "Not done: 2 runs" in capsys.readouterr().err
     # Estimated at 7 s, it takes about a minute: steps of one image, which an estimate does not know to be slow.

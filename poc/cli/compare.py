@@ -13,7 +13,7 @@ from scipy.stats import ttest_ind
 from tabulate import tabulate
 
 from poc.cli import show
-from poc.records.record import COMPLETED, DIVERGED, FAILED
+from poc.records.record import COMPLETED, INTERRUPTED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import repeats
 from poc.values import UserError
@@ -77,7 +77,8 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
-    others = [side.outcome[side.outcome.isin([DIVERGED, FAILED])].value_counts().to_dict() for side in sides]
+    ends = [side.outcome.where(side.reason != INTERRUPTED, INTERRUPTED) for side in sides]
+    others = [each[~each.isin([COMPLETED, SKIPPED])].value_counts().to_dict() for each in ends]
     rate, accuracy = _rate(completed, same_machine, slower, judged), _accuracy(completed, judged)
     worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
     worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0

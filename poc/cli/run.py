@@ -69,7 +69,9 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     until = schedule.bound(began, options.hours, options.dollars, dollars_per_hour)
     context = _context(options, machine, name, options.source(), until)
     started = last_run.now()
-    sweep = Sweep(options.plans(machine), options.results, context, **_sweep_options(options, started))
+    plans = options.plans(machine)
+    sweep_options = _sweep_options(options, started, [name for name, _ in plans])
+    sweep = Sweep(plans, options.results, context, **sweep_options)
     failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
     if options.again:
         last_run.write(options.results, _request(options, [sweep], started))
@@ -95,7 +97,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
         context=_context(options, hardware.detect(), "", options.data, until),  # each node has its own POC_DATA
         only=options.only,
         plan_options=options.plan_options,
-        sweep_options=_sweep_options(options, started),
+        sweep_options=_sweep_options(options, started, [name for name, _ in recipes]),
         prices=known_prices,
         note=lambda sweeps: last_run.write(options.results, _request(options, sweeps, started)),
     )
@@ -115,10 +117,12 @@ def _request(options: Options, sweeps: Sequence[Sweep], started: str) -> LastRun
     )
 
 
-def _sweep_options(options: Options, started: str) -> dict[str, Any]:
-    last = last_run.read(options.results)
-    again_since = last.again_since if last and last.again_since else started
-    since = again_since if options.again else ""
+def _sweep_options(options: Options, started: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a sweep of the recipes `names`; it continues an unfinished --again of just these."""
+    since, last = started if options.again else "", last_run.read(options.results)
+    if since and last and last.again_since and {*last.recipes} == {*(options.recipes or names)}:
+        since = last.again_since
+        print(f"--again: continuing that of {since[:16]} UTC; a start without --again ends it", file=sys.stderr)
     return {"detail": step_profile.ROUNDS if options.detail else 0, "since": since, "verbose": options.verbose}
 
 

@@ -28,7 +28,7 @@ def text(table: pd.DataFrame, records: Sequence[Record], name: str, results: Pat
     machines = (rows.machine + ", " + rows.hardware).unique()
     head = [("run", f"{last.run_id}  {record.run}"), ("recipe", ", ".join(rows.recipe.unique()))]
     head += [("machine", "; ".join(machines)), ("framework", framework)]
-    head += [("speed", "of one device that emulates all of them, not theirs")] if last.emulated else []
+    head += [("speed", "of the one device that emulates them; real devices would be faster")] if last.emulated else []
     traces = sorted((journal.folder(results, last.machine) / journal.TRACES).glob(f"{last.run_id}_*"))
     head += [("trace", "\n".join(map(str, traces)))] if traces else []
     blocks = [tabulate(head, tablefmt="plain", disable_numparse=True), _grid(_repeats(rows))]

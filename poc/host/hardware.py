@@ -184,7 +184,7 @@ def core_groups(
 
     A worker gets cores of the node in `near`, else of the node with most free cores: two workers on two nodes use the
     memory of both. The Theano-MPI study binds its processes to sockets in the same way. If there are enough
-    physical cores, one hyperthread of each is used; otherwise all hyperthreads of a core go to one worker.
+    physical cores, one hyperthread of each is used; otherwise those of a core follow each other.
     """
 
     def physical(core: int) -> int:
@@ -194,7 +194,7 @@ def core_groups(
     first = {physical(core): core for cores in nodes.values() for core in reversed(cores)}.values()
     has_enough = workers * cores_per_worker <= len(first)
     free = {
-        node: sorted(cores, key=lambda core: (has_enough and core not in first, physical(core)))
+        node: sorted((core for core in cores if core in first or not has_enough), key=physical)
         for node, cores in nodes.items()
     }
     groups = []

@@ -18,6 +18,7 @@ other, samples/s and seconds per epoch by more than a tenth, `contradicts` names
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import itertools
@@ -118,13 +119,21 @@ def _row(study: str, cells: Mapping[str | None, Any]) -> Row:
         if name not in _ALLOWED:
             raise UserError(f"unknown column {name!r}; {suggest(name, _ALLOWED)}")
         if cell.strip():
-            values[name] = checked(name, cell.strip(), _kind(name))
+            text = _in_digits(cell.strip()) if name in COUNTS else cell.strip()
+            values[name] = checked(name, text, _kind(name))
     spelled = re.sub(r"[\W_]", "", values.get("dataset", "").lower())  # "CIFAR-10" as pages compare it
     if spelled in _DATASETS:
         values["dataset"] = spelled
     devices = values.get("devices")
     kind = "" if devices is None else "gpu" if devices else "cpu"
     return Row(origin=PUBLISHED, study=study, kind=kind, **values)
+
+
+def _in_digits(cell: str) -> str:
+    """Return a whole number such as 2.35E+07 in digits, and any other cell as it is."""
+    with contextlib.suppress(ValueError):
+        return f"{number:.0f}" if (number := float(cell)).is_integer() else cell
+    return cell
 
 
 def _kind(name: str) -> Any:

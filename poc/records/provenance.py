@@ -31,7 +31,8 @@ def commit() -> str:
     environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
     code = [":/", *(f":(exclude,top){name}" for name in _RESULTS)]  # results change with every run
-    sources = sorted(file.parents[1].rglob("*.py"))
+    # An editor's lock is a link to nowhere.
+    sources = [path for path in sorted(file.parents[1].rglob("*.py")) if path.is_file()]
     hashed = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]

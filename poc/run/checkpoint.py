@@ -50,7 +50,7 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-    stored = _stored(folder, worker)
+    stored = stored_steps(folder, worker)
     previous = max((step for step in stored if step < checkpoint.step), default=None)
     for step, path in stored.items():  # files of later steps are stale, or the run would have continued from them
         if step not in (previous, checkpoint.step):
@@ -61,7 +61,7 @@ def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -
     """Return the steps after which each worker has a complete checkpoint in `folder`, under these conditions."""
 
     def usable(worker: int) -> set[int]:
-        found = [_read(folder, worker, step) for step in _stored(folder, worker)]
+        found = [_read(folder, worker, step) for step in stored_steps(folder, worker)]
         return {checkpoint.step for checkpoint in found if checkpoint and checkpoint.story["conditions"] == conditions}
 
     return sorted(set.intersection(*map(usable, workers)))
@@ -82,7 +82,7 @@ def remove(folder: Path, *, but: int | None = None) -> None:
         folder.rmdir()
 
 
-def _stored(folder: Path, worker: int) -> dict[int, Path]:
+def stored_steps(folder: Path, worker: int) -> dict[int, Path]:
     """Return the checkpoint files of a worker by step."""
     return {int(path.stem.split("-")[1]): path for path in folder.glob(f"worker{worker}-*.npz")}
 

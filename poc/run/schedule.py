@@ -17,6 +17,7 @@ from poc.plan import Planned, estimate
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record
 from poc.run import checkpoint
 from poc.run.launcher import RunContext
+from poc.run.loop import CHECKPOINT_SECONDS
 from poc.search import Result, Stage
 
 _SHORT_SECONDS = (120.0, 1200.0)
@@ -112,7 +113,7 @@ class RuntimeEstimator:
 
     def __init__(self, context: RunContext, records: Iterable[Record]) -> None:
         self._context = context
-        self.none_fits = False  # runs are begun nevertheless, for a later command to continue
+        self.begins_longer = False  # whether also runs fit that only a later command can end
         self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])  # measured, estimated
         for record in records:
             self.learn(record)
@@ -135,16 +136,20 @@ class RuntimeEstimator:
         return self.factor(planned.run) * planned.seconds * (1 - self._begun(planned.run))
 
     def fits(self, planned: Planned) -> bool:
-        """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then."""
+        """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then.
+
+        A longer one needs the time for its first checkpoint.
+        """
         time_left = self._context.until - time.monotonic()
-        return self.seconds(planned) <= time_left or (
-            time_left > 0 and (self.none_fits or self._begun(planned.run) > 0)
-        )
+        least = CHECKPOINT_SECONDS if self.begins_longer else 0 if self._begun(planned.run) else math.inf
+        return time_left > min(least, self.seconds(planned))
 
     def _begun(self, run: Run) -> float:
         """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""
         folder = self._context.checkpoints_of(run)
-        steps = checkpoint.steps(folder, [0], self._context.conditions_of(run)) if folder.exists() else []
+        if not any(step < run.last_step for step in checkpoint.stored_steps(folder, 0)):  # else they need not be read
+            return 0.0
+        steps = checkpoint.steps(folder, [0], self._context.conditions_of(run))
         return max((step / run.last_step for step in steps if step < run.last_step), default=0.0)
 
 

@@ -63,7 +63,6 @@ class Sweep:
         environments = (None, self.context.environment)
         same = [record for record in records if record.environment in environments and record.started >= self.since]
         self._done = schedule.DoneRepeats(same, images)
-        self.pace.none_fits = not any(self.pace.fits(item.planned) for item in self.pending(self.items))
 
     def say(self, line: str, *, detail: bool = False) -> None:
         """Print a line on standard error; a `detail` only if the sweep is verbose."""
@@ -202,23 +201,30 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         if request:
             last_run.write(sweep.results, request)
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
-        if sweep.context.trace_steps and (done_runs := workload.totals(sweep.lines())["done"]):
+        if sweep.context.trace_steps and not sweep.since and (done_runs := workload.totals(sweep.lines())["done"]):
             sweep.say(
                 f"--trace: {counted(done_runs, 'run')} already in the journal get no trace; add --again to repeat\n"
             )
-        unstarted: list[Item] = []
-        for number, item in enumerate(sweep.items):
-            try:
-                if not sweep.do(item):
-                    unstarted.append(item)
-            except KeyboardInterrupt:
-                if time.monotonic() < sweep.context.until:
-                    sweep.say("Interrupted: the same command continues; `poc report` makes the page of the runs so far")
-                    raise
-                unstarted += sweep.items[number:]
-                break
+        unstarted = _do(sweep, sweep.items)
+        sweep.pace.begins_longer = True
+        unstarted = [*_do(sweep, unstarted[:1]), *unstarted[1:]]
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
+
+
+def _do(sweep: Sweep, items: Sequence[Item]) -> list[Item]:
+    """Do `items` in order; return those that do not fit before the bound, or that it has interrupted."""
+    unstarted: list[Item] = []
+    for number, item in enumerate(items):
+        try:
+            if not sweep.do(item):
+                unstarted.append(item)
+        except KeyboardInterrupt:
+            if time.monotonic() < sweep.context.until:
+                sweep.say("Interrupted: the same command continues; `poc report` makes the page of the runs so far")
+                raise
+            return [*unstarted, *items[number:]]
+    return unstarted
 
 
 def _images(sweep: Sweep) -> dict[str, DataId]:

@@ -1,13 +1,13 @@
 """Time and cost to accuracy 0.90 and 0.92 on CIFAR-10's test images.
 
 Model and training recipe after Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU"): whitening first
-layer, Muon with unit-norm convolutions, label smoothing, horizontal flip every other epoch. A run ends at the first
-evaluation that reaches its target. The longer run takes about as long as the study's 12 epochs of ResNet-50 in float32,
-the shorter one about half of that. `fast_search` did the tuning. The runs at batch 2,000 have the length and the batch
-of the paper's own recipe for 94%, as a comparison.
+layer, Muon with unit-norm convolutions, label smoothing, horizontal flip every other epoch. A run with a target ends at
+the first evaluation that reaches it. The longer run takes about as long as the study's 12 epochs of ResNet-50 in
+float32, the shorter one about half of that. `fast_search` did the tuning. The runs at batch 2,000 have the length and
+the batch of the paper's own recipe for 94%, as a comparison.
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: on two CPU cores with AVX-512 bf16 (Zen 5), in bfloat16, 17 and 10 min per run, and about 14 min for the run with
-MXNet: 95 min in all, without those at batch 2,000, which were not measured yet; nor was anything on GPUs.
+MXNet: 95 min in all. The runs at batch 2,000 are not measured yet, and nothing is on GPUs.
     ./run_all.sh fast
 """
 
