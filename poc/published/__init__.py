@@ -140,5 +140,5 @@ def _kind(name: str) -> Any:
     """Return the type of the cells of a column."""
     if name not in NUMBERS:
         return Literal["weak", "strong"] if name == "scaling" else str
-    least = Ge(0) if name in _MAY_BE_ZERO else Gt(0)
-    return Annotated[int if name in COUNTS else float, least, Le(_MOST.get(name, LARGEST_NUMBER))]
+    lower_bound = Ge(0) if name in _MAY_BE_ZERO else Gt(0)
+    return Annotated[int if name in COUNTS else float, lower_bound, Le(_MOST.get(name, LARGEST_NUMBER))]

@@ -141,8 +141,8 @@ class RuntimeEstimator:
         A longer one needs the time for its first checkpoint.
         """
         time_left = self._context.until - time.monotonic()
-        least = CHECKPOINT_SECONDS if self.begins_longer else 0 if self._begun(planned.run) else math.inf
-        return time_left > min(least, self.seconds(planned))
+        needed = CHECKPOINT_SECONDS if self.begins_longer else 0 if self._begun(planned.run) else math.inf
+        return time_left > min(needed, self.seconds(planned))
 
     def _begun(self, run: Run) -> float:
         """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""

@@ -49,7 +49,7 @@ def _distinct(lines: Iterable[Line]) -> list[Line]:
 def summary(lines: Sequence[Line], price: float | None, price_option: str = "--price DOLLARS per hour") -> str:
     """Return a table with a line per recipe, time and cost of all, and the skipped runs by reason.
 
-    `price` is in dollars per hour; without one the user is told of `price_option`.
+    `price` is in dollars per hour; without one the summary names `price_option`.
     """
     runs, total = _distinct(lines), totals(lines)
     recipes = dict.fromkeys(line.recipe for line in runs)

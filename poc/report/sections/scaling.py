@@ -79,7 +79,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     machines, named = results.machines(subject), list[tuple[str, pd.DataFrame]]()
     for name, rows in machines:
         workloads = rows.workload[(rows.devices == 1) & (rows.origin == MEASURED)]
-        over_hosts = [others[others.workload.isin(workloads)] for _, others in machines if others is not rows]
+        over_hosts = [each[each.workload.isin(workloads)] for _, each in machines if each is not rows]
         named += [(name, curve) for curve in series(results, pd.concat([rows, *over_hosts]))]
     counts = sorted({devices for _, curve in named for devices in curve.devices})
     counts = counts if len(counts) <= _MAX_COUNTS else [1, *counts[-_MAX_COUNTS + 1 :]]
