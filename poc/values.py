@@ -79,10 +79,10 @@ def user_error(cls: type[Any], error: pydantic.ValidationError, prefix: str = ""
         hint = suggest(path, [declared.name for declared in dataclasses.fields(cls)])
         return UserError(f"{cls.__name__}: no field {path!r}; {hint}")
     of_field = [detail for detail in details if detail["loc"][:1] == first["loc"][:1]]
-    return invalid(f"{prefix}{path.split('.')[0]}", first["input"], _allowed(of_field))
+    return invalid(f"{prefix}{path.split('.')[0]}", first["input"], allowed(of_field))
 
 
-def _allowed(details: list[Any]) -> str:
+def allowed(details: list[Any]) -> str:
     """Say what is allowed in a field, from an error for each type that it may have."""
     expected = [detail["ctx"]["expected"] for detail in details if detail["type"] == "literal_error"]
     words = re.findall(r"\w[\w-]*", " ".join(expected).replace(" or ", " "))
@@ -98,7 +98,7 @@ def checked(name: str, raw: Any, kind: Any) -> Any:
     try:
         return _adapter(kind).validate_python(plain(raw))
     except pydantic.ValidationError as error:
-        raise invalid(name, raw, _allowed(error.errors(include_url=False))) from None
+        raise invalid(name, raw, allowed(error.errors(include_url=False))) from None
 
 
 def plain(raw: Any) -> Any:

@@ -19,7 +19,7 @@ from poc.export import TRACKERS
 from poc.host.environment import cache
 from poc.published import prices
 from poc.records import journal
-from poc.values import Count, Positive, UserError
+from poc.values import Count, Positive, UserError, allowed
 
 _QUESTION = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
 _FLAG: Any = {"action": "store_true"}
@@ -71,7 +71,7 @@ def _number(kind: Any) -> Callable[[str], Any]:
         try:
             return pydantic.TypeAdapter(kind).validate_strings(text)
         except pydantic.ValidationError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; {error.errors()[0]['msg']}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; {allowed(error.errors())}") from None
 
     return read
 
