@@ -46,7 +46,7 @@ def _distinct(lines: Iterable[Line]) -> list[Line]:
     return list(runs.values())
 
 
-def summary(lines: Sequence[Line], price: float | None, price_option: str = "--price DOLLARS per hour") -> str:
+def summary(lines: Sequence[Line], price: float | None, price_option: str = "--price DOLLARS") -> str:
     """Return a table with a line per recipe, time and cost of all, and the skipped runs by reason.
 
     `price` is in dollars per hour; without one the summary names `price_option`.
@@ -66,7 +66,7 @@ def summary(lines: Sequence[Line], price: float | None, price_option: str = "--p
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=["left", *["right"] * (len(headers) - 1)])
     cost = f"{counted(total['runs'] - total['done'], 'run')} to do: about {duration(total['seconds'])}"
     if price is None:
-        cost += f" (cost unknown: use {price_option})"
+        cost += f" (cost unknown; price per hour: {price_option})"
     else:
         cost += f", about ${total['seconds'] / 3600 * price:.2f} at ${price:.2f} per hour"
     reasons = list(skipped(lines).items())

@@ -207,9 +207,9 @@ def _own_rate(rows: pd.DataFrame, row: Any) -> str:
     images either.
     """
     rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
-    sizes = [each.input_size for each in [NETWORKS.get(row.model)] if each]
-    if shapes := [row.input_shape] if row.input_shape else [f"3x{size}x{size}" for size in sizes]:
-        rows = rows[rows.input_shape.isin(shapes)]
+    network = NETWORKS.get(row.model)
+    shape = row.input_shape or (network and f"3x{network.input_size}x{network.input_size}")
+    rows = rows[rows.input_shape == shape] if shape else rows
     rows = rows[~rows.fixed | (not row.dataset.startswith("cifar"))]
     rows = rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
     same_framework = rows.framework.str.startswith(row.framework.partition(" ")[0])
