@@ -215,7 +215,7 @@ def never_replayed(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
 
 
 def wrong_sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """Return whether sums are right, also without DistributedDataParallel's, what is sent, and the network interfaces."""
+    """Return whether sums are right, also without DistributedDataParallel's, what is sent, and the interfaces."""
     distributed, sent = sys.modules["torch.distributed"], []
     session.step(next(batches(run, worker)), run.learning_rate)
     before = session.sync_is_correct()

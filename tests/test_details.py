@@ -14,7 +14,7 @@ from poc.report import PAGES, markdown
 from poc.report.markdown import Block
 from poc.report.results import Results
 from tests.builders import AUGMENTED, TEST_CPU, build, record_of
-from tests.pages import Lines, on_gpus, tables
+from tests.pages import Lines, on_gpus, tables, trained
 
 STUDIES = {study.name: study for study in published.load()}
 
@@ -39,6 +39,10 @@ def test_each_kvstore_has_its_series_from_repeats_of_the_same_hour() -> None:
     lines = only_table(results_of(*records), "scaling", "Weak scaling by kvstore")
     figures = {line["kvstore"]: (line["samples/s"], line["efficiency"], line["n"]) for line in lines}
     assert figures == {"device": ("1,000 → 3,000", "75% on 4", "3"), "none": ("1,000 → 3,600", "90% on 4", "1")}
+    # A series of whole trainings has another name than that of bursts.
+    longer = [trained(900, 0.7), trained(1800, 0.7, run={"devices": 2, "global_batch": 256})]
+    lines = only_table(results_of(*records, *longer), "scaling", "Weak scaling by kvstore")
+    assert len({(line["model, framework"], line["kvstore"]) for line in lines}) == len(lines) == 3
 
 
 def test_the_breakdown_says_which_gpus_wait_for_the_host() -> None:

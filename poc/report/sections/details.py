@@ -14,7 +14,7 @@ from poc.report import markdown, repeats
 from poc.report.markdown import RATE, Block, listing, section
 from poc.report.results import SYNCHRONOUS, Results, preferred, trainings
 from poc.report.sections import scaling, search
-from poc.report.table import FLOPS_RULE
+from poc.report.table import FLOPS_RULE, TRAINING
 
 _RULES = f"""## Rules
 
@@ -110,6 +110,7 @@ def scaling_and_kvstores(results: Results) -> list[Block]:
         for kvstore in same.kvstore[same.devices > 1].unique():
             for curve in scaling.series(results, same[(same.devices == 1) | (same.kvstore == kvstore)]):
                 (line,) = markdown.lines(curve.tail(1), "machine", "model, framework", "kvstore", "batch per device")
+                line["model, framework"] += ", whole trainings" if curve.length.iloc[0] == TRAINING else ""
                 line["devices"] = " → ".join(map(markdown.count, curve.devices))
                 line["samples/s"] = " → ".join(map(markdown.number, curve.samples_per_second))
                 lines.append({**line, **scaling.efficiency(curve)})
