@@ -125,3 +125,23 @@ def test_a_fixed_batch_stands_beside_a_study_that_read_no_images_if_it_has_their
     record = on_gpus(300, batch=64, run={"model": "resnet50_v1", "data": data}, dataset="synthetic")
     ((lines,),) = tables(blocks_of(results_of(record, studies=[STUDIES["theano_mpi"]]), "studies")).values()
     assert sum(bool(line.get("this machine: samples/s")) for line in lines) == is_shown
+
+
+def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
+    def seeds(lr: float, rates: Sequence[float], reached: int | None, minute: int = 0) -> list[Record]:
+        runs = [{"learning_rate": lr, "seed": seed} for seed in range(len(rates))]
+        return [
+            trained(rate, 0.76 if reached else 0.5, reached, run=run, minute=minute + 90 * run["seed"])
+            for rate, run in zip(rates, runs)
+        ]
+
+    fast, rates = seeds(0.05, (1000, 800, 1250), 3), (1000, 800 / 1.1, 1250 * 1.1)
+    others = [*seeds(0.1, rates, 6, minute=20), *seeds(0.2, rates, 6, minute=70), *seeds(0.4, rates, None)]
+    others += seeds(0.8, rates[:2], 6)
+    lines = only_table(results_of(*fast, *others), "time_to_accuracy", "Recipes to the same accuracy")
+    # The ratios' logarithms are log(6.5 / 3.5) + (0, 0.0953, -0.0953); Student's t of 2 degrees of freedom is 4.303.
+    assert [(line["global batch, lr"], line["time (min–max, n)"], line["over the fastest's"]) for line in lines] == [
+        ("128, 0.05", "2.9 min (2.3 min–3.6 min, n=3)", "1"),
+        ("128, 0.1", "5.4 min (3.9 min–7.4 min, n=3)", "1.86 (1.47–2.35)"),
+    ]
+    assert not blocks_of(results_of(*fast, *others[3:]), "time_to_accuracy")

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from scipy.stats import ttest_1samp
 
 from poc.records.record import COMPLETED, DIVERGED
 from poc.records.row import MEASURED, STRONG, WEAK
@@ -148,3 +149,21 @@ def seconds_to(target: float, table: pd.DataFrame) -> pd.Series[float]:
         epoch = next((epoch for epoch, accuracy in curve(accuracies).items() if accuracy >= target), math.nan)
         seconds[index] = curve(ends).get(epoch, math.nan)
     return seconds
+
+
+def time_ratio(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, float, float] | None:
+    """Return the ratio of the `seconds_to_target` of two settings, and the ends of its 95% interval.
+
+    Runs with the same seed that started within an hour are a pair; a paired t-test of the logarithms gives the
+    interval. None with fewer than MIN_REPEATS pairs, or if a run of a pair did not reach the target.
+    """
+    pairs = first.merge(second, on="seed", suffixes=("", "_second"))
+    starts = [pairs[name].str[:19].astype("datetime64[s]") for name in ("started", "started_second")]
+    pairs = pairs[(starts[0] - starts[1]).abs() <= INTERLEAVED]
+    seconds = pairs[["seconds_to_target", "seconds_to_target_second"]]
+    if len(pairs) < MIN_REPEATS or seconds.isna().any(axis=None):
+        return None
+    difference = np.log(seconds.iloc[:, 0]) - np.log(seconds.iloc[:, 1])
+    interval = ttest_1samp(difference, 0).confidence_interval(CONFIDENCE)
+    ends = np.nan_to_num(interval, nan=difference.mean())  # all pairs have the same ratio
+    return math.exp(difference.mean()), *np.exp(ends)

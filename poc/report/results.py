@@ -60,17 +60,20 @@ class Results:
     def settings(self) -> pd.DataFrame:
         """One row per setting (`repeats.summarize`), with the median time and cost to the target.
 
-        They are missing if a seed did not reach it, or diverged before. Of each seed the latest clean repeat counts
-        whose speed is known. A published row has those of its whole training, an upper bound.
+        They are missing if a seed did not reach it, or diverged before. A published row has those of its whole
+        training, an upper bound.
         """
-        table = self.table.assign(seconds_to_target=repeats.seconds_to(self.target, self.table))
+        seconds = self.times_to(self.target).groupby("setting").seconds_to_target
+        settings = repeats.summarize(self.table)
+        settings["seconds_to_target"] = settings.setting.map(seconds.agg(lambda values: values.median(skipna=False)))
+        return settings.assign(dollars_to_target=settings.seconds_to_target / 3600 * settings.dollars_per_hour)
+
+    def times_to(self, target: float) -> pd.DataFrame:
+        """Return each seed's latest clean repeat of a setting whose speed is known, with its `seconds_to_target`."""
+        table = self.table.assign(seconds_to_target=repeats.seconds_to(target, self.table))
         ended = table[(table.origin != MEASURED) | (table.outcome.isin(DONE) & (table.speed_withdrawn == ""))]
         ended = ended.sort_values(["noisy", "started"], ascending=[False, True], kind="stable")
-        trained = ended.drop_duplicates(["setting", "seed"], keep="last")
-        seconds = trained.groupby("setting").seconds_to_target.agg(lambda values: values.median(skipna=False))
-        settings = repeats.summarize(table)
-        settings["seconds_to_target"] = settings.setting.map(seconds)
-        return settings.assign(dollars_to_target=settings.seconds_to_target / 3600 * settings.dollars_per_hour)
+        return ended.drop_duplicates(["setting", "seed"], keep="last")
 
     @functools.cached_property
     def measured(self) -> pd.DataFrame:

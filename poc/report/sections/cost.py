@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from poc.records.row import MEASURED
-from poc.report import markdown
+from poc.report import markdown, repeats
 from poc.report.markdown import Block, section
 from poc.report.results import SYNCHRONOUS, Results, Subject, trainings
 
@@ -46,3 +46,48 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
 
 def _bound(row: Any) -> str:
     return "" if row.origin == MEASURED else "≤ "
+
+
+def recipes(results: Results) -> list[Block]:
+    """Return the times of training recipes to one accuracy, each with its ratio to the fastest's.
+
+    The accuracies are the page's and the targets of runs. Compared are settings on one machine that differ in model,
+    batch, rate or recipe alone.
+    """
+    settings = trainings(results.measured)
+    settings = settings[~settings.emulated & settings.kvstore.isin(SYNCHRONOUS) & (settings.accuracy_on == "test set")]
+    same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
+    rows: list[dict[str, Any]] = []
+    for target in sorted({results.target, *settings.target_accuracy.dropna()}):
+        seeds = dict([*results.times_to(target).groupby("setting")])
+        for _, group in settings.groupby([*same, "cores_per_worker"], sort=False, dropna=False):
+            rows += _compared(target, group, seeds)
+    about = (
+        "Training time without evaluations until the end of the first epoch with a test accuracy, median over seeds "
+        "(smallest to largest). Last column: over the fastest recipe's, by pairs of runs with the same seed that "
+        f"started within an hour, with the {repeats.CONFIDENCE:.0%} interval of a paired t-test of logarithms."
+    )
+    return markdown.listing(
+        "Recipes to the same accuracy",
+        about,
+        pd.DataFrame(rows),
+        *(("accuracy", lambda row: f"{row.target:g}"), "machine", "model, framework"),
+        ("global batch, lr", lambda row: f"{markdown.count(row.global_batch)}, {markdown.lr(row)}"),
+        *("training recipe", "epochs", ("time (min–max, n)", "times"), ("over the fastest's", "ratio")),
+    )
+
+
+def _compared(target: float, settings: pd.DataFrame, seeds: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Return the settings that every seed reached the target with, the fastest first, if any is compared with it."""
+    timed = settings.setting[settings.setting.isin([*seeds])]  # without those whose times were withdrawn
+    reached = {key: seeds[key] for key in timed if seeds[key].seconds_to_target.notna().all()}
+    order = sorted(reached, key=lambda key: reached[key].seconds_to_target.median())
+    rows = []
+    for key in order:
+        seconds, ratio = reached[key].seconds_to_target, repeats.time_ratio(reached[key], reached[order[0]])
+        low, median, high = map(markdown.duration, (seconds.min(), seconds.median(), seconds.max()))
+        row = {**settings[settings.setting == key].iloc[0], "target": target}
+        row["times"] = f"{median} ({low}–{high}, n={len(seconds)})"
+        row["ratio"] = "1" if key == order[0] else "{:.2f} ({:.2f}–{:.2f})".format(*ratio) if ratio else ""
+        rows += [row] if row["ratio"] else []
+    return rows if len(rows) > 1 else []
