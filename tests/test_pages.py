@@ -163,6 +163,14 @@ def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(t
     ]
 
 
+def test_a_model_with_only_tuning_runs_has_no_page_of_its_own(tmp_path: Path) -> None:
+    tuning = {"model": "lenet5", "data": {**AUGMENTED, "validate_on": "held-out"}}
+    written(tmp_path, trained(1000, 0.8), trained(1000, 0.6, run=tuning))
+    assert not list(tmp_path.glob("model_*"))
+    written(tmp_path, trained(1000, 0.8), trained(1000, 0.6, run={"model": "lenet5"}))
+    assert [page.name for page in tmp_path.glob("model_*")] == ["model_lenet5_cifar10.md"]
+
+
 def test_the_target_may_be_the_users(tmp_path: Path, records: list[Record]) -> None:
     assert scorecard(written(tmp_path, *records, target=0.79))[5].startswith(f"{12.5 * 50_000 / 1100 / 60:.2g} min")
     assert "not reached: 0.800" in scorecard(written(tmp_path, *records, target=0.9))[5]

@@ -128,10 +128,11 @@ class Results:
     def subjects(self) -> list[Subject]:
         """Models and data sets of this machine: the main study's model first, then those with most settings.
 
-        Models with only quick runs or fixed batches are left out if there are others.
+        Models with only fixed batches are left out, and those with only quick or tuning runs if there are others.
         """
         rows = self.measured[(self.measured.machine == self.machine) & ~self.measured.fixed]
-        rows = rows[~rows.quick] if not rows.quick.all() else rows
+        for is_aside in (rows.quick, rows.accuracy_on == "validation split"):
+            rows = rows[~is_aside[rows.index]] if not is_aside[rows.index].all() else rows
         sizes = rows.groupby(["model", "family"], sort=False).size()
 
         def rank(key: tuple[str, str]) -> tuple[Any, ...]:
