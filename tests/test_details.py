@@ -143,7 +143,7 @@ def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
     assert [line["accuracy"] for line in lines] == ["0.75", "0.75", "0.76", "0.76"]
     # The ratios' logarithms are log(6.5 / 3.5) + (0, 0.0953, -0.0953); Student's t of 2 degrees of freedom is 4.303.
     assert [
-        (line["global batch, lr"], line["time (min–max, n)"], line["over the fastest's"]) for line in lines[2:]
+        (line["global batch, lr"], line["time (min–max, n)"], line["ratio to the fastest"]) for line in lines[2:]
     ] == [
         ("128, 0.05", "2.9 min (2.3 min–3.6 min, n=3)", "1"),
         ("128, 0.1", "5.4 min (3.9 min–7.4 min, n=3)", "1.86 (1.47–2.35)"),

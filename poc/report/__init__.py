@@ -27,7 +27,7 @@ MAX_LINES = 120
 """Lines of results.md: its first two screens answer the questions, and the rest must stay readable."""
 PAGES: dict[str, tuple[str, Callable[[Results], list[Block]]]] = {
     "learning_rate": ("Learning rate", details.learning_rate),
-    "time_to_accuracy": ("Time to accuracy", cost.recipes),
+    "time_to_accuracy": ("Time to accuracy", cost.time_to_accuracy),
     "scaling": ("Scaling and gradient synchronisation", details.scaling_and_kvstores),
     "models": ("Models, batch sizes and precisions", details.models),
     "settings": ("All settings", recipes.every_setting),

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy.stats import ttest_1samp
+from scipy.stats import ttest_rel
 
 from poc.records.record import COMPLETED, DIVERGED
 from poc.records.row import MEASURED, STRONG, WEAK
@@ -155,15 +155,14 @@ def time_ratio(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, float,
     """Return the ratio of the `seconds_to_target` of two settings, and the ends of its 95% interval.
 
     Runs with the same seed that started within an hour are a pair; a paired t-test of the logarithms gives the
-    interval. None with fewer than MIN_REPEATS pairs, or if a run of a pair did not reach the target.
+    interval. None with fewer than MIN_REPEATS pairs.
     """
     pairs = first.merge(second, on="seed", suffixes=("", "_second"))
     starts = [pairs[name].str[:19].astype("datetime64[s]") for name in ("started", "started_second")]
     pairs = pairs[(starts[0] - starts[1]).abs() <= INTERLEAVED]
-    seconds = pairs[["seconds_to_target", "seconds_to_target_second"]]
-    if len(pairs) < MIN_REPEATS or seconds.isna().any(axis=None):
+    if len(pairs) < MIN_REPEATS:
         return None
-    difference = np.log(seconds.iloc[:, 0]) - np.log(seconds.iloc[:, 1])
-    interval = ttest_1samp(difference, 0).confidence_interval(CONFIDENCE)
-    ends = np.nan_to_num(interval, nan=difference.mean())  # all pairs have the same ratio
-    return math.exp(difference.mean()), *np.exp(ends)
+    logarithms = [np.log(pairs[name]) for name in ("seconds_to_target", "seconds_to_target_second")]
+    mean = (logarithms[0] - logarithms[1]).mean()
+    low, high = np.nan_to_num(ttest_rel(*logarithms).confidence_interval(CONFIDENCE), nan=mean)  # all ratios are equal
+    return math.exp(mean), math.exp(low), math.exp(high)

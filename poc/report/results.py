@@ -131,8 +131,8 @@ class Results:
         Models with only fixed batches are left out, and those with only quick or tuning runs if there are others.
         """
         rows = self.measured[(self.measured.machine == self.machine) & ~self.measured.fixed]
-        for is_aside in (rows.quick, rows.accuracy_on == "validation split"):
-            rows = rows[~is_aside[rows.index]] if not is_aside[rows.index].all() else rows
+        for left_out in (rows.quick, rows.accuracy_on == "validation split"):
+            rows = rows[~left_out[rows.index]] if not left_out[rows.index].all() else rows
         sizes = rows.groupby(["model", "family"], sort=False).size()
 
         def rank(key: tuple[str, str]) -> tuple[Any, ...]:

@@ -49,27 +49,30 @@ def _bound(row: Any) -> str:
     return "" if row.origin == MEASURED else "≤ "
 
 
-def recipes(results: Results) -> list[Block]:
+def time_to_accuracy(results: Results) -> list[Block]:
     """Return the times of training recipes to one accuracy, each with its ratio to the fastest's.
 
     The accuracies are the page's, the targets of runs, and the highest hundredth that all seeds of two recipes reached.
     Compared are settings on one machine that differ in model, batch, rate or recipe alone.
     """
+    ended = results.times_to(results.target)
+    best = [max(repeats.curve(text).values(), default=0.0) for text in ended.accuracy_by_epoch]
+    reached = ended.assign(best=best).groupby("setting").best.min()
     settings = trainings(results.measured)
     settings = settings[~settings.emulated & settings.kvstore.isin(SYNCHRONOUS) & (settings.accuracy_on == "test set")]
-    best = [max(repeats.curve(text).values(), default=math.nan) for text in results.table.accuracy_by_epoch]
-    reached = results.table.assign(best=best).groupby("setting").best.min()
+    settings = settings[settings.setting.isin(reached.index)]  # the times of others were withdrawn
     same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
     rows: list[dict[str, Any]] = []
     for _, group in settings.groupby([*same, "cores_per_worker"], sort=False, dropna=False):
-        second_best = reached[group.setting].nlargest(2).min()  # nobody can be compared above it
-        levels = {results.target, *group.target_accuracy.dropna(), math.floor(100 * second_best + 1e-6) / 100}
-        for level in sorted(levels):
-            rows += _compared(level, group, dict([*results.times_to(level).groupby("setting")]))
+        if len(group) > 1:
+            highest_common = math.floor(100 * reached[group.setting].nlargest(2).min() + 1e-6) / 100
+            for level in sorted({results.target, *group.target_accuracy.dropna(), highest_common}):
+                rows += _compared(level, group, dict([*results.times_to(level).groupby("setting")]))
     about = (
-        "Training time without evaluations until the end of the first epoch with a test accuracy, median over seeds "
-        "(smallest to largest). Last column: over the fastest recipe's, by pairs of runs with the same seed that "
-        f"started within an hour, with the {repeats.CONFIDENCE:.0%} interval of a paired t-test of logarithms."
+        "Training time without evaluations until the end of the first epoch whose test accuracy is at least that of "
+        "the first column, median over seeds. Last column: ratio to the time of the fastest recipe, from pairs of runs "
+        f"with the same seed that started within an hour, with the {repeats.CONFIDENCE:.0%} interval of a paired "
+        "t-test of logarithms. It holds for whole epochs: between two evaluations no accuracy is known."
     )
     return markdown.listing(
         "Recipes to the same accuracy",
@@ -77,14 +80,13 @@ def recipes(results: Results) -> list[Block]:
         pd.DataFrame(rows),
         *(("accuracy", lambda row: f"{row.target:g}"), "machine", "model, framework"),
         ("global batch, lr", lambda row: f"{markdown.count(row.global_batch)}, {markdown.lr(row)}"),
-        *("training recipe", "epochs", ("time (min–max, n)", "times"), ("over the fastest's", "ratio")),
+        *("training recipe", "epochs", ("time (min–max, n)", "times"), ("ratio to the fastest", "ratio")),
     )
 
 
 def _compared(target: float, settings: pd.DataFrame, seeds: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     """Return the settings that every seed reached the target with, the fastest first, if any is compared with it."""
-    timed = settings.setting[settings.setting.isin([*seeds])]  # without those whose times were withdrawn
-    reached = {key: seeds[key] for key in timed if seeds[key].seconds_to_target.notna().all()}
+    reached = {key: seeds[key] for key in settings.setting if seeds[key].seconds_to_target.notna().all()}
     order = sorted(reached, key=lambda key: reached[key].seconds_to_target.median())
     rows = []
     for key in order:
