@@ -326,6 +326,19 @@ def test_doctor_names_the_data_and_the_command_that_adds_it(
             assert kind == ("data" if complete else "missing")
 
 
+def test_doctor_gives_the_size_of_the_checkpoints_in_the_cache(
+    printed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path))
+    assert "disk" not in printed("doctor", "--json")
+    folder = tmp_path / "checkpoints/a-run"
+    folder.mkdir(parents=True)
+    for number in (0, 1):
+        (folder / f"worker{number}-10.npz").write_bytes(bytes(1_500_000))
+    (line,) = printed("doctor", "--json")["disk"]
+    assert line.startswith(f"3 MB in {folder.parent},")
+
+
 def test_run_all_and_poc_run_have_the_same_options(capsys: pytest.CaptureFixture[str]) -> None:
     script = subprocess.run([HOME / "run_all.sh", "--help"], capture_output=True, text=True, check=True).stdout
     with pytest.raises(SystemExit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import shutil
@@ -80,8 +81,19 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
     if folder is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield "missing", f"{where}; to use a copy of your own: export POC_DATA=FOLDER"
+    checkpoints = cache() / "checkpoints"
+    if megabytes := _bytes(checkpoints) // 10**6:
+        yield "disk", f"{megabytes:,} MB in {checkpoints}, of runs that have not ended: delete what is not to go on"
     yield from (("missing", line) for line in _missing(wanted))
     yield from (("warning", line) for line in _warnings(machine))
+
+
+def _bytes(folder: Path) -> int:
+    size = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # a run that ends now removes its own
+            size += file.lstat().st_size
+    return size
 
 
 def _missing(wanted: Mapping[str, Build]) -> Iterator[str]:
