@@ -189,7 +189,13 @@ def _resolve(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tup
         refusals = [f"{frameworks.load(run.framework).LABEL}: {model.refusal}" for run, _, model in attempts]
         raise UserError("model: " + (mistakes[0] if mistakes else "; ".join(refusals)))
     not_refused = [attempt for attempt in attempts if not attempt[2].refusal]
-    run, skip, _ = [*accepted, *not_refused, *attempts][0]
+
+    def nearest(attempt: tuple[Run, str, Inspected]) -> tuple[bool, int]:
+        run = attempt[0]
+        unsupported = frameworks.unsupported_reason(run, hardware)
+        return unsupported is None, len(frameworks.usable(run.framework, hardware))
+
+    run, skip, _ = max(accepted or not_refused or attempts, key=nearest)
     return run, skip, "set by the recipe" if is_set else ""
 
 

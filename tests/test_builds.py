@@ -99,6 +99,17 @@ def test_auto_chooses_the_first_framework_that_runs_on_the_cards(
     assert item.framework_choice.startswith(choice)
 
 
+@pytest.mark.usefixtures("pytorch_planned")
+def test_a_run_for_more_cards_is_skipped_for_the_reason_of_the_framework_that_can_use_the_most(
+    simulate: Simulate,
+) -> None:
+    machine = simulate("1 H100")
+    (any_framework,) = plan("r", Recipe(model=MODEL, devices=2), machine)
+    (of_mxnet,) = plan("r", Recipe(model=MODEL, devices=2, workers=2, kvstore="dist_sync"), machine)
+    assert (any_framework.run.framework, any_framework.skip) == ("pytorch", "needs 2 GPUs, this machine has 1")
+    assert (of_mxnet.run.framework, "H100" in of_mxnet.skip) == ("mxnet", True)
+
+
 def test_cards_without_a_common_build_do_not_train_together(simulate: Simulate, monkeypatch: Any) -> None:
     monkeypatch.setattr(builds, "shared_library", Path)
     monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02"))
