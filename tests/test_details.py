@@ -64,6 +64,13 @@ def test_each_precision_and_batch_size_has_its_speed_on_one_device() -> None:
     assert rates == {(mxnet, "128"): "1,000", (f"{mxnet}, float16", "128"): "2,000", (mxnet, "256"): "1,200"}
 
 
+def test_a_training_with_fewer_threads_than_cores_is_not_among_the_speeds_of_one_device() -> None:
+    whole = record_of()
+    one_thread = record_of(threads=1, run={"model": "cifar_resnet20_v2"})
+    lines = only_table(results_of(whole, one_thread), "models", "One device")
+    assert [line["model, framework"].split(",")[0] for line in lines] == [markdown.model(whole.run.model)]
+
+
 def test_tuning_runs_are_separate_and_machines_are_named_if_there_are_several() -> None:
     tuning = {**AUGMENTED, "validate_on": "held-out"}
     records = [record_of(), record_of(accuracies=(0.9,) * 6, run={"data": tuning, "learning_rate": 0.1})]

@@ -144,16 +144,18 @@ def _enqueue(row: Any) -> str:
 def models(results: Results) -> list[Block]:
     """Return samples/s of every model, framework, precision and batch size on one device, a CPU with all its cores."""
     rows = results.timed.sort_values(["elsewhere", "model", "batch_per_device"], kind="stable")
-    rows = rows[(rows.devices == 1) & rows.cores_per_worker.isna()]
+    rows = rows[(rows.devices == 1) & rows.cores_per_worker.isna() & ~(rows.fewer_threads > 0)]
     varied = [name for name in ("layout", "input_shape") if rows[name].nunique() > 1]
 
     def model(row: Any) -> str:
         return ", ".join([markdown.model_and_framework(row), *(getattr(row, name) for name in varied)])
 
+    about = f"FLOP/s: {FLOPS_RULE}. MFU: see [method](method.md)."
+    if rows.fixed.any():
+        about = f"Fixed batch: one batch that stays in device memory, without input pipeline. {about}"
     return listing(
         "One device",
-        f"A fixed batch is in device memory, so without input pipeline. FLOP/s: {FLOPS_RULE}. MFU: see "
-        "[method](method.md).",
+        about,
         # The learning rate does not matter for speed: the setting with most repeats stands for its batch size.
         rows.drop_duplicates(["workload", "framework", "layout", "length", "kind", "batch_per_device"]),
         *(
