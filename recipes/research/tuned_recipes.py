@@ -28,6 +28,16 @@ MIRRORED = CIFAR10(crop=32, pad=2, jitter=False, alternate=True)
 UNIT = dict(momentum=0.85, weight_decay=0, unit_weights=True)
 SMALL_UNIT = dict(SMALL, data=MIRRORED, optimizer=Muon(lr=0.03, **UNIT), framework="pytorch", seeds=3)
 LARGE_UNIT = dict(data=MIRRORED, optimizer=Muon(lr=0.05, **UNIT), seeds=3)
+# Best in `tuned_recipes_search` at 4,096.
+LARGEST = dict(
+    devices=8,
+    batch_per_device=512,
+    data=MIRRORED,
+    framework="pytorch",
+    optimizer=Muon(lr=0.1, momentum=0.85),
+    lr=Fixed(base=1.0, warmup_epochs=0.5, decay="linear"),
+    seeds=3,
+)
 # The first attempt: learning rates that are right for ResNet-20 are too high for fifty layers.
 FAST = dict(
     optimizer=Muon(lr=0.2, momentum=0.85), lr=Fixed(base=0.4, warmup_epochs=0.5, decay="linear"), zero_init_gamma=False
@@ -47,7 +57,8 @@ recipe = Recipe(
     zero_init_gamma=True,
     lr=Fixed(base=0.5, warmup_epochs=0.5, decay="linear"),
     cases=[
-        dict(devices=8, batch_per_device=512, seeds=3),
+        LARGEST,
+        dict(devices=8, batch_per_device=512),
         dict(devices=8, batch_per_device=512, **FAST),
         dict(devices=8, batch_per_device=128, data=[CIFAR10(crop=28, pad=0, jitter=False), WHOLE]),
         dict(devices=8, batch_per_device=128, **LARGE_UNIT),
