@@ -32,6 +32,7 @@ def ids(recipe: Recipe, *, quick: bool = False) -> list[str]:
         ("x='mine.py:net'", "mine.py:net"),
         ("x=Linear(base=0.1, per=256, decay=Steps([0.5])),2", [Linear(base=0.1, per=256, decay=Steps([0.5])), 2]),
         ("x=CIFAR10(crop=32, validate_on=held-out)", CIFAR10(crop=32, validate_on="held-out")),
+        ("x=CIFAR10,cifar10", [CIFAR10(), "cifar10"]),
     ],
 )
 def test_a_value_is_a_literal_a_call_or_a_word(text: str, value: Any) -> None:
@@ -47,6 +48,7 @@ def test_a_value_is_a_literal_a_call_or_a_word(text: str, value: Any) -> None:
         ("lr=__import__('os')", "__import__"),
         ("lr=Linar(base=0.1)", "did you mean 'Linear'"),
         ("data=synthetic(1, 2, 3)", "data"),
+        ("optimizer=Muon", "'lr' is missing"),
     ],
     ids=lambda text: text[:20],
 )

@@ -56,5 +56,6 @@ def _evaluate(node: ast.expr, source: str) -> Any:
         return CALLABLE[node.func.id](*(_evaluate(argument, source) for argument in node.args), **named)
     word = ast.get_source_segment(source, node) or ""
     if isinstance(node, (ast.Name, ast.BinOp)) and _WORD.fullmatch(word):  # Python would subtract one with a hyphen
-        return word
+        offered = CALLABLE.get(word)
+        return offered() if isinstance(offered, type) else word  # SGD is SGD()
     return ast.literal_eval(node)
