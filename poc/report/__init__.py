@@ -83,7 +83,7 @@ def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "")
     card = scorecard.lines(results, subject)
     heading = f"# {subject.label}: throughput, scaling, learning rate and cost"
     above = [*filter(None, [heading, sample, header.lines(results)]), *_sections(results, subject, card)]
-    below = [*recipes.not_run(results), "## Notes", header.notes(results), f"**Details:** {listed}"]
+    below = [*recipes.not_run(results), "## Notes", header.notes(results, subject), f"**Details:** {listed}"]
     # Each block has an empty line after it.
     lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
     pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, (title, blocks) in contents.items()}

@@ -23,16 +23,18 @@ def best(rows: pd.DataFrame, column: str) -> Any | None:
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return the fastest and the cheapest setting of each machine, baseline and tuned recipes separately."""
     groups = [(results.bold(name), results.of(subject, name)) for name in results.measured.machine.unique()]
+    published = results.published_machines(subject)
     rows = []
-    for name, group in [*groups, *results.published_machines(subject)]:
+    for name, group in [*groups, *published]:
         for recipe, same in (("baseline", group[group.baseline]), ("tuned", group[~group.baseline])):
             pair = (best(same, "seconds_to_target"), best(same, "dollars_to_target"))
             distinct = {row.setting: row for row in pair if row is not None}
             rows += [{**row, "machine": name, "recipe": recipe} for row in distinct.values()]
+    bound = ' "≤": the study printed only the end of 12 epochs.' if published else ""
     about = (
         f"To a test accuracy of {results.target:g}, at the end of an epoch: training time without evaluations, median "
-        'over seeds. Instance $/h: on-demand price of the whole instance. "≤": the study printed only the end of 12 '
-        "epochs. Settings with a seed that did not reach the accuracy are left out."
+        f"over seeds. Instance $/h: on-demand price of the whole instance.{bound} Settings with a seed that did not "
+        "reach the accuracy are left out."
     )
     lines = markdown.lines(
         pd.DataFrame(rows),

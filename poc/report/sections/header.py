@@ -6,7 +6,7 @@ import pandas as pd
 
 from poc.records.record import COMPLETED, DIVERGED, FAILED, INTERRUPTED, SKIPPED
 from poc.records.row import MEASURED
-from poc.report.results import Results
+from poc.report.results import Results, Subject
 
 _NOTHING_MEASURED = "Nothing has been measured yet: `./run_all.sh --quick` takes one or two minutes."
 _LISTED_NAMES = 3
@@ -46,15 +46,19 @@ def _listed(values: pd.Series[str]) -> str:
     return ", ".join(names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def notes(results: Results) -> str:
-    """Return what a reader has to know to trust the numbers."""
+def notes(results: Results, subject: Subject) -> str:
+    """Return what a reader has to know to trust the numbers of the page whose scorecard is that of `subject`."""
     rows = results.measured[results.measured.machine == results.machine]
     applies = {
         "Samples/s: median over n repeats, each in fresh processes, with their range. A burst is a run that is cut "
         "short, after some seconds or a minute, to measure samples/s; it is never pooled with whole trainings.": True,
-        "Published rows: the main study on MXNet 0.11 in 2017, one run each, as printed.": True,
+        "Published rows: the main study on MXNet 0.11 in 2017, one run each, as printed.": (
+            len(results.published(subject)) > 0
+        ),
         "Accuracy was measured on JPEG copies of CIFAR-10, on which the main study's own script also stays below what "
-        "it printed; see the page on how it was measured.": rows.dataset.str.contains("jpeg").any(),
+        "it printed; see the page on how it was measured.": (
+            rows[rows.accuracy.notna()].dataset.str.contains("jpeg").any()
+        ),
         "Emulated devices: one device computed the micro-batches of all of them. The accuracy is that of real devices; "
         "their speed is in no table.": rows.emulated.any(),
         '"noisy": other processes took more than 5% of the cores during every repeat.': rows.noisy.any(),

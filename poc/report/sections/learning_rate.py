@@ -67,8 +67,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     epochs = f", {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else ""
     about = (
         f"Test accuracy of {subject.label} at the best learning rate that was tried, {results.recipe(subject)}"
-        f"{epochs}; published: accuracy (learning rate). n is the number of seeds. Emulated devices count: "
-        "their accuracy is that of real ones."
+        f"{epochs}{'; published: accuracy (learning rate)' if published else ''}. n is the number of seeds. Emulated "
+        "devices count: their accuracy is that of real ones."
         + (" A rate that a search chose comes before all others." if measured.chosen.any() else "")
     )
     curves = [chart.Line("this machine", measured.accuracy.to_dict(), measured=True)]

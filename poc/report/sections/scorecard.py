@@ -15,12 +15,16 @@ from poc.report.sections import cost, learning_rate, scaling
 
 
 def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
+    source, bound = "", ""
+    if results.published_machines(subject):
+        source = "Published rows are single runs from 2017 as printed. "
+        bound = '; "≤": the study printed only the end'
     caption = (
-        "Medians of n repeats or seeds. Published rows are single runs from 2017 as printed. Speed-up: samples/s on "
-        "all devices over samples/s on one, at a fixed batch per device (on a CPU a device is a worker with its cores; "
-        "in the first row all cores together); efficiency: speed-up / devices. Accuracy: test set, after the last "
-        f"epoch, {results.recipe(subject)}. Time: training until the accuracy is first {results.target:g} at the end "
-        'of an epoch; "≤": the study printed only the end. Cost: price of the whole instance.'
+        f"Medians of n repeats or seeds. {source}Speed-up: samples/s on all devices over samples/s on one, at a fixed "
+        "batch per device (on a CPU a device is a worker with its cores; in the first row all cores together); "
+        "efficiency: speed-up / devices. Accuracy: test set, after the last epoch, "
+        f"{results.recipe(subject)}. Time: training until the accuracy is first {results.target:g} at the end of an "
+        f"epoch{bound}. Cost: price of the whole instance."
     )
     return section(f"Scorecard: {subject.label}", markdown.table(card), caption)
 

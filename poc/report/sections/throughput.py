@@ -36,8 +36,9 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         *(("s/epoch", "seconds_per_epoch"), ("$ per run", lambda row: markdown.dollars(row.dollars_per_run))),
     )
     recipe = results.recipe(subject)
-    if recipe == "baseline recipe" and subject.dataset == "cifar10":
-        recipe += f": {MAIN_RECIPE}"
+    if recipe == "baseline recipe":
+        is_cifar = subject.dataset.startswith("cifar")
+        recipe += f": {MAIN_RECIPE if is_cifar else 'SGD with momentum 0.9, default augmentation of the data set'}"
     about = (
         f"{recipe[0].upper()}{recipe[1:]}. Of several learning rates the most accurate. Samples/s of whole trainings "
         f"where there are any, else of bursts. Accuracy after {MAIN_EPOCHS} epochs unless a cell says otherwise. "
