@@ -280,6 +280,8 @@ def test_the_scorecard_of_another_model_is_at_the_batch_that_it_was_run_with(tmp
     page = written(tmp_path, *records, trained(500, 0.7, run={**run, "batch_per_device": 64, "global_batch": 64}))
     assert scorecard(page)[:3] == ["900 (n=1), 1 GPU", "3,600 (n=1), 4 GPUs", "4.00x (100%, n=1) / — / —"]
     assert "0.800 (n=1) at 32" in scorecard(page)[3]
+    unscaled = scorecard(written(tmp_path / "unscaled", on_gpus(900, batch=32, run={"model": "cifar_resnet20_v2"})))
+    assert ["--set devices=1,4" in cell for cell in unscaled] == [number in (1, 2) for number in range(7)]
 
 
 def test_before_anything_was_measured_there_is_a_page_with_what_to_do(tmp_path: Path, complete: None) -> None:

@@ -63,8 +63,13 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     not_reached = f"not reached: {shown}" if best < results.target else "not reached by every seed"
     not_reached = "reached, but its time was withdrawn" if len(withdrawn) and (withdrawn != "").all() else not_reached
     reached = run("cifar10_resnet50") if pd.isna(best) else not_reached
-    has_one_device = len(rows) > 0 and bool(re.fullmatch(r"1x [^+]*", rows.hardware.iloc[0]))
-    scaled = ["same: one device", "one device"] if has_one_device else [run("scaling")] * 2
+    equal_cards = re.fullmatch(r"(\d+)x [^+]*", rows.hardware.iloc[0]) if len(rows) else None
+    if equal_cards and equal_cards[1] == "1":
+        scaled = ["same: one device", "one device"]
+    elif equal_cards and not subject.is_main:
+        scaled = [f"not measured: `--set devices=1,{equal_cards[1]}`"] * 2
+    else:
+        scaled = [run("scaling")] * 2
     if subject.is_main and subject.dataset == "synthetic":
         return [run("throughput"), *scaled, *["needs the images: `--data DIR`"] * 4]
     is_cpu = len(rows) > 0 and rows.kind.iloc[0] == "cpu"
