@@ -6,8 +6,8 @@ a global batch of 2,000. The shorter one has 5 epochs at 1,000, with crops of 30
 whole images and are as accurate within the noise of one seed (`fast_search`). The page time_to_accuracy.md compares
 their times to the accuracies that both reach.
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
-Cost: on two CPU cores with AVX-512 bf16 (Zen 5), in bfloat16 with PyTorch, 7.5 and 4.5 min per run, 35 min in all. The
-runs with MXNet are not measured yet, and nothing is on GPUs.
+Cost: on two CPU cores with AVX-512 bf16 (Zen 5), in bfloat16, 35 min with PyTorch and 52 min with MXNet. Nothing is
+measured on GPUs.
     ./run_all.sh fast
 """
 
