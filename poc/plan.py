@@ -189,14 +189,16 @@ def _resolve(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tup
         refusals = [f"{frameworks.load(run.framework).LABEL}: {model.refusal}" for run, _, model in attempts]
         raise UserError("model: " + (mistakes[0] if mistakes else "; ".join(refusals)))
     not_refused = [attempt for attempt in attempts if not attempt[2].refusal]
-
-    def nearest(attempt: tuple[Run, str, Inspected]) -> tuple[bool, int]:
-        run = attempt[0]
-        unsupported = frameworks.unsupported_reason(run, hardware)
-        return unsupported is None, len(frameworks.usable(run.framework, hardware))
-
-    run, skip, _ = max(accepted or not_refused or attempts, key=nearest)
+    run, skip, _ = max(accepted or not_refused or attempts, key=lambda attempt: _suitability(attempt[0], hardware))
     return run, skip, "set by the recipe" if is_set else ""
+
+
+def _suitability(run: Run, hardware: Hardware) -> tuple[bool, int]:
+    """Return whether the framework of `run` supports all its options, and how many GPUs of this machine it can use.
+
+    If no framework can do a run, that with the largest value gives the reason.
+    """
+    return frameworks.unsupported_reason(run, hardware) is None, len(frameworks.usable(run.framework, hardware))
 
 
 def _with_framework(

@@ -336,7 +336,8 @@ def test_doctor_gives_the_size_of_the_checkpoints_in_the_cache(
     for number in (0, 1):
         (folder / f"worker{number}-10.npz").write_bytes(bytes(1_500_000))
     (line,) = printed("doctor", "--json")["disk"]
-    assert line.startswith(f"3 MB in {folder.parent},")
+    assert "3 MB" in line
+    assert str(folder.parent) in line
 
 
 def test_run_all_and_poc_run_have_the_same_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,8 @@ def every_page_is_complete_possible_and_about_this_machine(made: Simulated) -> N
         names = {re.sub(r" \(2017\)|, quick", "", line.get("machine", made.machine)) for line in lines}
         assert names <= {made.machine, *PUBLISHED}
     assert set(made.scorecard) == {made.machine} | (set() if made.content == "other" else {K80, P100})
+    # Published rows are explained only where there are any.
+    assert ("2017" in made.page) == (made.content != "other")
 
 
 @checks(EVERY)

@@ -82,13 +82,14 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield "missing", f"{where}; to use a copy of your own: export POC_DATA=FOLDER"
     checkpoints = cache() / "checkpoints"
-    if megabytes := _bytes(checkpoints) // 10**6:
-        yield "disk", f"{megabytes:,} MB in {checkpoints}, of runs that have not ended: delete what is not to go on"
+    if megabytes := _size(checkpoints) // 10**6:
+        yield "disk", f"{megabytes:,} MB in {checkpoints}: unfinished runs continue from there; delete it to drop them"
     yield from (("missing", line) for line in _missing(wanted))
     yield from (("warning", line) for line in _warnings(machine))
 
 
-def _bytes(folder: Path) -> int:
+def _size(folder: Path) -> int:
+    """Return the bytes of all files in `folder`."""
     size = 0
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):  # a run that ends now removes its own

@@ -46,7 +46,10 @@ def _parse(name: str, text: str) -> Any:
 
 
 def _evaluate(node: ast.expr, source: str) -> Any:
-    """Return the value of a literal, a list, a call of what `poc` offers, or a word without quotes."""
+    """Return the value of a literal, a list, a call of what `poc` offers, or a word without quotes.
+
+    The name of a class alone is a call without arguments: SGD is SGD().
+    """
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_evaluate(item, source) for item in node.elts]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -57,5 +60,5 @@ def _evaluate(node: ast.expr, source: str) -> Any:
     word = ast.get_source_segment(source, node) or ""
     if isinstance(node, (ast.Name, ast.BinOp)) and _WORD.fullmatch(word):  # Python would subtract one with a hyphen
         offered = CALLABLE.get(word)
-        return offered() if isinstance(offered, type) else word  # SGD is SGD()
+        return offered() if isinstance(offered, type) else word
     return ast.literal_eval(node)

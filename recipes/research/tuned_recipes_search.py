@@ -3,7 +3,7 @@
 The baseline here is the best tuned recipe so far for 128 and 1,024, with the horizontal flip every other epoch; at
 4,096 the same with uncropped images. Tried against it: unit-norm convolutions, less momentum (large batch, few steps),
 no label smoothing, cutout. At 4,096 also higher learning rates: twice as high is better, and 0.15 for the convolutions
-is too high.
+is too high (one seed each).
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: 12 to 19 min per run on two CPU cores with AVX-512 bf16 (Zen 5), about 3 h in all.
     ./run_all.sh tuned_recipes_search

@@ -131,9 +131,9 @@ class Airbench(nn.HybridBlock):
     Its first convolution whitens patches of 2 x 2, and only its shifts are trained; three blocks of two convolutions
     follow, which begin as identities. Constant factors replace the original's separate learning rates. What else
     differs from the original's training, in this repository's recipes: five Newton-Schulz iterations and not three; the
-    head and the shifts have Muon's momentum, with which their steps add up to 0.4 of the original's, and no weight
-    decay; the whitening's shifts are trained to the end; images are padded with grey, not reflected; other initial
-    weights; an epsilon of 2e-5 in the norms; no test-time augmentation.
+    head and the shifts have Muon's momentum, with which their steps add up to about 0.4 of the original's, and no
+    weight decay; the whitening's shifts are trained to the end; images are padded with grey, not reflected; other
+    initial weights; an epsilon of 2e-5 in the norms; no test-time augmentation.
     """
 
     def __init__(self, classes: int, *widths: int) -> None:

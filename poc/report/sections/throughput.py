@@ -38,7 +38,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     recipe = results.recipe(subject)
     if recipe == "baseline recipe":
         is_cifar = subject.dataset.startswith("cifar")
-        recipe += f": {MAIN_RECIPE if is_cifar else 'SGD with momentum 0.9, default augmentation of the data set'}"
+        recipe += f": {MAIN_RECIPE if is_cifar else 'SGD with momentum 0.9, default augmentation'}"
     about = (
         f"{recipe[0].upper()}{recipe[1:]}. Of several learning rates the most accurate. Samples/s of whole trainings "
         f"where there are any, else of bursts. Accuracy after {MAIN_EPOCHS} epochs unless a cell says otherwise. "
