@@ -62,9 +62,7 @@ def scalars(record: Record) -> list[tuple[str, float, int, float]]:
     for each in record.evaluations:
         at = (samples_by_epoch.get(each.epoch, trained), each.at + each.seconds)
         points += [("evaluation/accuracy", each.accuracy, *at), ("evaluation/loss", each.loss, *at)]
-    finite = [point for point in points if point[1] is not None and not math.isnan(point[1])]
-    # Speeds and times that were withdrawn are NaN.
-    return [(tag, value, step, 0.0 if math.isnan(end) else end) for tag, value, step, end in finite]
+    return [point for point in points if point[1] is not None and not math.isnan(point[1])]
 
 
 def _add_to_tensorboard(name: str, record: Record, folder: str) -> bool:

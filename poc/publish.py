@@ -86,8 +86,7 @@ def publish(
     into a folder. Raises UserError if there is nothing to publish, or if a folder of that name exists that was not
     made here.
     """
-    # A record whose speed was withdrawn was read without its times, and cannot be written again.
-    records = [record for record in journal.read(journal.paths(results)) if not record.speed_withdrawn]
+    records = journal.read(journal.paths(results))
     started = [record for record in records if record.outcome != SKIPPED]
     if not started:
         raise UserError(f"publish: {results} holds no run; ./run_all.sh --quick makes the first ones")

@@ -50,13 +50,6 @@ def test_a_later_failure_does_not_hide_the_curve() -> None:
     assert all(part in text for part in ("killed", "not PyTorch: no such model", "0.7500"))
 
 
-def test_a_withdrawn_speed_is_not_shown() -> None:
-    record = record_of(speed_withdrawn="a defect").without_speed()
-    text = shown([record], record.run.id)
-    assert "0.7500" in text
-    assert not any(word in text for word in ("samples/s", "seconds", " s went"))
-
-
 def test_the_speed_of_emulated_devices_is_marked() -> None:
     real, emulated = (record_of(run={"devices": 4, "emulated": emulated}) for emulated in (False, True))
     heads = [shown([record], record.run.id).split("\n\n")[0].splitlines() for record in (real, emulated)]

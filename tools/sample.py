@@ -17,7 +17,7 @@ MACHINE = "EPYC Zen 5, 2 cores"
 """The machine of the latest record: the pages are about it and show the others with it."""
 REFERENCE = (
     f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores; those "
-    "of three others are shown with them."
+    "of another one are shown with them."
 )
 SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.sh` replaces it with your page."
 

@@ -113,8 +113,8 @@ def append(path: Path, record: Record) -> None:
 def read(paths: Iterable[Path]) -> list[Record]:
     """Read the records of all journals in the order written, each once; a missing file has none.
 
-    A record whose speed was withdrawn comes without it (`Record.without_speed`). A damaged line is left out and
-    reported on stderr. Raises UserError for a record of another schema, and if a journal cannot be read.
+    A damaged line is left out and reported on stderr. Raises UserError for a record of another schema, and if a journal
+    cannot be read.
     """
     records: dict[bytes, Record] = {}
     for path in filter(Path.exists, paths):
@@ -134,7 +134,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 continue
             if record is None:
                 raise UserError(f"{path}: line {number} has schema {schema}, not {SCHEMA}: see reference/README.md")
-            records[line] = record.without_speed() if record.speed_withdrawn else record
+            records[line] = record
     return list(records.values())
 
 

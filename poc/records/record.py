@@ -148,7 +148,6 @@ class Record(WorkerResult):
     framework_choice: str = ""  # reason for its framework, if the plan chose it
     price_per_hour: float | None = None  # dollars, set by the user; published prices are looked up when pages are made
     workers: tuple[Worker, ...] = ()  # empty for a single worker
-    speed_withdrawn: str = ""  # reason not to show its times, e.g. a defect of the version that measured them
 
     def to_json(self) -> dict[str, Any]:
         """Return nested plain values, from which `from_json` makes the same record."""
@@ -162,7 +161,7 @@ class Record(WorkerResult):
     @property
     def timed(self) -> list[Window]:
         """Windows that its throughput is computed from; none of a run that was paused."""
-        return [] if self.speed_withdrawn or self.run.pause_after else list(self.last_windows)
+        return [] if self.run.pause_after else list(self.last_windows)
 
     @property
     def result(self) -> Result | None:
@@ -291,8 +290,6 @@ class Record(WorkerResult):
                 notes.append(f"clocks reduced by {reason} for {share:.0%} of the time")
         if self.detail and is_launch_bound(self.run.kind, self.detail.issue_seconds, self.detail.whole_step_seconds):
             notes.append(f"launch-bound: the host takes {LAUNCH_BOUND_SHARE:.0%} or more of a step to enqueue it")
-        if self.speed_withdrawn:
-            notes.append(f"speed withdrawn: {self.speed_withdrawn}")
         return notes
 
     def split(self) -> dict[str, float] | None:
@@ -304,14 +301,6 @@ class Record(WorkerResult):
             return None
         windows = next((worker.windows for worker in self.workers if worker.wall == self.wall), self.windows)
         return split(self.wall, self.parts, windows, warmup(self.windows))
-
-    def without_speed(self) -> Record:
-        """Return this record with its accuracies, losses and steps, and with every time and speed missing or NaN."""
-        nan, replace = math.nan, dataclasses.replace
-        fields: dict[str, Any] = dict.fromkeys(("wall", "detail", "sync_stats", "monitor", "peak_flops"))
-        fields["windows"] = tuple(replace(window, start=nan, seconds=nan, waited=nan) for window in self.windows)
-        fields["evaluations"] = tuple(replace(scored, at=nan, seconds=nan) for scored in self.evaluations)
-        return replace(self, **fields, parts={}, workers=())
 
     @property
     def noise(self) -> dict[str, float | None]:

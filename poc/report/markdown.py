@@ -101,7 +101,7 @@ def duration(seconds: float) -> str:
 def rate(row: Any) -> str:
     """Return samples/s of a setting with range and number of repeats, and remarks on their quality."""
     if pd.isna(row.samples_per_second):
-        return "too short to time" if row.outcome == "completed" and not row.speed_withdrawn else ""
+        return "too short to time" if row.outcome == "completed" else ""
     remarks = {
         f"{number(row.rate_low)}–{number(row.rate_high)}": row.n > 1,
         f"n={row.n:.0f}": row.n > 0 and row.origin == "measured",

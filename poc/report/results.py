@@ -69,9 +69,9 @@ class Results:
         return settings.assign(dollars_to_target=settings.seconds_to_target / 3600 * settings.dollars_per_hour)
 
     def times_to(self, target: float) -> pd.DataFrame:
-        """Return each seed's latest clean repeat of a setting whose speed is known, with its `seconds_to_target`."""
+        """Return each seed's latest clean repeat of a setting, with its `seconds_to_target`."""
         table = self.table.assign(seconds_to_target=repeats.seconds_to(target, self.table))
-        ended = table[(table.origin != MEASURED) | (table.outcome.isin(DONE) & (table.speed_withdrawn == ""))]
+        ended = table[(table.origin != MEASURED) | table.outcome.isin(DONE)]
         ended = ended.sort_values(["noisy", "started"], ascending=[False, True], kind="stable")
         return ended.drop_duplicates(["setting", "seed"], keep="last")
 

@@ -42,7 +42,7 @@ _OF_RUN = (
 )
 _OF_RECORD = (
     *("parameters", "dataset", "outcome", "reason", "started", "data_checksum", "threads", "fewer_threads"),
-    *("commit", "speed_withdrawn", "at_chance", "joules_per_sample"),
+    *("commit", "at_chance", "joules_per_sample"),
 )
 _OF_HARDWARE = ("cpu", "cores", "driver", "hosts")
 # Fields of a run that differ within a scaling series, or that only set its length.
@@ -191,8 +191,7 @@ def _measured(record: Record) -> dict[str, Any]:
     run, machine = record.run, record.hardware
     epochs = [evaluation.epoch for evaluation in record.evaluations]
     accuracies = [evaluation.accuracy for evaluation in record.evaluations]
-    ends = [] if record.speed_withdrawn else epochs
-    trained = {epoch: sum(window.seconds for window in record.windows if window.epoch <= epoch) for epoch in ends}
+    trained = {epoch: sum(window.seconds for window in record.windows if window.epoch <= epoch) for epoch in epochs}
     used = [device.utilisation for device in record.devices if device.utilisation is not None]
     framework, hardware = frameworks.label(run.framework, record.versions), machine.describe()
     package = frameworks.package(run.framework, record.versions)  # MXNet's builds have one version

@@ -62,7 +62,6 @@ def time_to_accuracy(results: Results) -> list[Block]:
     reached = ended.assign(best=best).groupby("setting").best.min()
     settings = trainings(results.measured)
     settings = settings[~settings.emulated & settings.kvstore.isin(SYNCHRONOUS) & (settings.accuracy_on == "test set")]
-    settings = settings[settings.setting.isin(reached.index)]  # the times of others were withdrawn
     same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
     rows: list[dict[str, Any]] = []
     for _, group in settings.groupby([*same, "cores_per_worker"], sort=False, dropna=False):

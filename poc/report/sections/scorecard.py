@@ -58,10 +58,9 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
         return f"run `./run_all.sh {recipe}`" if subject.is_main else "not measured"
 
     real = learning_rate.best_by_batch(rows[~rows.emulated], results.reference_batch(subject))
-    best, withdrawn = real.accuracy.max(), real.speed_withdrawn[real.accuracy >= results.target]
+    best = real.accuracy.max()
     shown = f"{best:.3f}" if float(f"{best:.3f}") < results.target else f"{best:.4f}"
     not_reached = f"not reached: {shown}" if best < results.target else "not reached by every seed"
-    not_reached = "reached, but its time was withdrawn" if len(withdrawn) and (withdrawn != "").all() else not_reached
     reached = run("cifar10_resnet50") if pd.isna(best) else not_reached
     equal_cards = re.fullmatch(r"(\d+)x [^+]*", rows.hardware.iloc[0]) if len(rows) else None
     if equal_cards and equal_cards[1] == "1":
