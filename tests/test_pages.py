@@ -322,7 +322,7 @@ def test_numbers_are_printed_with_the_digits_that_they_have() -> None:
     numbers = [228.4, 1234.5, 0.01234, 0.0000123, 99.96, 0.0, math.nan]
     assert [*map(markdown.number, numbers)] == ["228", "1,234", "0.0123", "1.2e-05", "100", "0", ""]
     assert [*map(markdown.dollars, [0.1666, 1234.5, 0.00123, math.nan])] == ["$0.17", "$1,234.50", "$0.0012", ""]
-    assert [*map(markdown.duration, [85.2, 150, 7200, math.nan])] == ["85 s", "2.5 min", "2 h", ""]
+    assert [*map(markdown.duration, [85.2, 150, 7200, math.nan])] == ["85 s", "2.5 min", "2.0 h", ""]
 
 
 def test_a_chart_draws_own_lines_in_colour_and_at_most_as_many_as_can_be_told_apart() -> None:

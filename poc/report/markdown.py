@@ -95,7 +95,8 @@ def duration(seconds: float) -> str:
         return ""
     if seconds < 120:
         return f"{number(seconds, 2)} s"
-    return f"{number(seconds / 60, 2)} min" if seconds < 7200 else f"{number(seconds / 3600, 2)} h"
+    value, unit = (seconds / 60, "min") if seconds < 7200 else (seconds / 3600, "h")
+    return f"{value:,.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
 
 
 def rate(row: Any) -> str:
