@@ -1,10 +1,7 @@
-"""The first minutes on a GPU: whether each option trains as on the CPU, what a step costs, and the core rows.
+"""The first minutes on a GPU: whether each option trains as on the CPU, and what a step of PyTorch costs.
 
-    .venv/bin/python -m tests.gpu [--part 1|2|3] [--results DIR]    about 25 minutes; each part less than ten
-    .venv/bin/python -m tests.gpu --cpu                             all of it in tiny sizes, without a GPU
-
-Part 1 checks training; part 2 measures recipes/throughput.py and tests/gpu_options.py, part 3 recipes/research/fast.py.
-The runs of parts 2 and 3 are in a journal; the same command goes on with those that did not fit into nine minutes.
+.venv/bin/python -m tests.gpu          less than ten minutes
+.venv/bin/python -m tests.gpu --cpu    the same in tiny sizes, without a GPU
 """
 
 from __future__ import annotations
@@ -15,31 +12,23 @@ import dataclasses
 import functools
 import json
 import os
-import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from tabulate import tabulate
 
-from poc import CIFAR10, SGD, AdamW, Fixed, Muon, Synthetic, TorchOptimizer, data, frameworks
-from poc.__main__ import main as poc
+from poc import CIFAR10, SGD, AdamW, Fixed, Muon, Synthetic, TorchOptimizer, frameworks
 from poc.config.run import Run
 from poc.frameworks import Session
 from poc.host import hardware, processes
-from poc.host.environment import cache
-from poc.records import journal
 from poc.run import step_profile
 from tests.framework_worker import Arrays, batches, planned, trained
 
 STEPS = 6  # more than those before one is recorded; still more would amplify the rounding of sums in another order
 RATE = Fixed(base=0.002, decay="linear")
 CORES = 8
-MINUTES = 9
 DROPOUT = "tests.gpu:with_dropout"
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
@@ -184,7 +173,7 @@ def count(kind: str) -> None:
 
 
 def work(task: dict[str, Any]) -> int:
-    """Do part 1 for one framework, in a process of that framework's environment; return the exit code."""
+    """Check one framework, in a process of that framework's environment; return the exit code."""
     print(f"{task['framework']}: largest relative difference from the CPU in float32", flush=True)
     with contextlib.ExitStack() as stack:
         if task["kind"] == "cpu":
@@ -206,7 +195,7 @@ def environment_of(framework: str, kind: str, dtype: str, cores: int) -> dict[st
         return {**cluster.environments[0], **frameworks.library_path(framework)}
 
 
-def part_1(kind: str, wrong_rate: bool, only: str) -> int:
+def check_all(kind: str, wrong_rate: bool, only: str) -> int:
     """Check training with every framework that can use the card, or PyTorch on the CPU; return 1 if any is wrong."""
     machine, status = hardware.detect(), 0
     for name in frameworks.FRAMEWORKS if kind == "gpu" else ["pytorch"]:
@@ -224,84 +213,20 @@ def part_1(kind: str, wrong_rate: bool, only: str) -> int:
     return status
 
 
-def has_cifar() -> bool:
-    """Return whether CIFAR-10 is on this machine."""
-    folder = os.environ.get("POC_DATA")
-    return data.find(CIFAR10(), source=Path(folder) if folder else None, cache=cache()) is not None
-
-
-def measure(kind: str, results: Path, recipes: Sequence[str], **settings: Any) -> int:
-    """Run recipes by the command line, in tiny sizes on a CPU; return its exit code."""
-    words = ["run", *recipes, "--results", str(results), "--detail", "--hours", str(MINUTES / 60)]
-    if kind == "cpu":
-        words += ["--quick", "--cpu"]
-        settings.update(kind="cpu", steps=24, window=2, batch_per_device=8)
-    for name, setting in settings.items():
-        words += ["--set", f"{name}={setting}"]
-    return poc(words)
-
-
-def part_2(kind: str, results: Path) -> int:
-    """Measure the core rows, and then the options of PyTorch."""
-    settings = {"model": "cifar_resnet8_v2" if kind == "cpu" else "cifar_resnet50_v2"}
-    if not has_cifar():  # which poc run would download
-        print("CIFAR-10 is not on this machine: all rows are of synthetic images")
-        settings["data"] = 'synthetic("cifar", size=28)'
-    return measure(kind, results, ("throughput", "tests/gpu_options.py"), **settings)
-
-
-def part_3(kind: str, results: Path) -> int:
-    """Train to an accuracy of 0.90 and of 0.92, if CIFAR-10 is on this machine."""
-    if not has_cifar():
-        print("skipped: CIFAR-10 is not on this machine; POC_DATA=DIR names its folder")
-        return 0
-    return measure(kind, results, ["fast"], framework="pytorch", seeds=1)
-
-
-def table(results: Path) -> str:
-    """Return the speeds of all runs in the journals of a folder: medians of their repeats."""
-    columns: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in journal.read(journal.paths(results)):
-        values = {**record.speeds, **record.breakdown}
-        if "samples_per_second" not in values:
-            continue
-        for name in ("samples_per_second", "step_seconds", "issue_seconds"):
-            columns[str(record.run)][name] += [value for value in [values.get(name)] if value is not None]
-    rows = [
-        [run, len(lists["samples_per_second"]), *(statistics.median(each) if each else None for each in lists.values())]
-        for run, lists in columns.items()
-    ]
-    return tabulate(rows, headers=["run", "n", "samples/s", "step (s)", "enqueue (s)"], floatfmt=".4g")
-
-
 def main() -> int:
-    """Do the chosen parts; return 1 if anything is wrong or failed, 2 without a GPU that can be used."""
+    """Check training; return 1 if any is wrong or failed, 2 without a GPU that can be used."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="only this part")
-    parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU")
-    parser.add_argument("--results", type=Path, default=Path("gpu_results"), metavar="DIR", help="for the journal")
-    parser.add_argument("--only", default="", metavar="TEXT", help="of part 1 the checks with this in their name")
-    parser.add_argument("--wrong-rate", action="store_true", help="double the rates that part 1 checks, which is wrong")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the checks with this in their name")
+    parser.add_argument("--wrong-rate", action="store_true", help="double the learning rates, which is wrong")
     options = parser.parse_args()
-    kind, results, machine = "cpu" if options.cpu else "gpu", options.results.absolute(), hardware.detect()
+    kind, machine = "cpu" if options.cpu else "gpu", hardware.detect()
     pairs = [(name, gpu) for name in frameworks.FRAMEWORKS for gpu in machine.gpus]
     reasons = [frameworks.unsupported(name, gpu, machine) for name, gpu in pairs]
     if kind == "gpu" and all(reasons):
         print(f"{hardware.gpu_problem() or next(filter(None, reasons), 'this machine has no GPU')}. Without: --cpu")
         return 2
-    parts: dict[int, Callable[[], int]] = {
-        1: lambda: part_1(kind, options.wrong_rate, options.only),
-        2: lambda: part_2(kind, results),
-        3: lambda: part_3(kind, results),
-    }
-    status = 0
-    for number, part in parts.items():
-        if options.part in (None, number):
-            print(f"Part {number}", flush=True)
-            status |= part() != 0
-    if paths := journal.paths(results):
-        print(table(results), *paths, f"poc report --with {results} shows it beside other results", sep="\n")
-    return status
+    return check_all(kind, options.wrong_rate, options.only)
 
 
 if __name__ == "__main__":

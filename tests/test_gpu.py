@@ -23,6 +23,6 @@ def test_options_train_as_on_the_cpu_and_a_wrong_learning_rate_is_found(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert gpu.check("pytorch", "cpu", 1.0, "nesterov")
-    monkeypatch.setattr(sys, "argv", ["gpu", "--cpu", "--part", "1", "--only", "nesterov", "--wrong-rate"])
+    monkeypatch.setattr(sys, "argv", ["gpu", "--cpu", "--only", "nesterov", "--wrong-rate"])
     assert gpu.main() == 1
     assert "WRONG" in capfd.readouterr().out
