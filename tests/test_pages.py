@@ -143,6 +143,7 @@ def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str, tmp
 
 def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(tmp_path: Path, page: str) -> None:
     assert [list(line.values()) for line in first_table(page, "Time and cost")] == [
+        ["test machine", "1 GPU", "128", "baseline", "4.2 min", "$3.60", "$0.25", "1"],
         ["test machine", "4 GPUs", "512", "baseline", "94 s", "$3.60", "$0.09", "1"],
         [K80, "8 GPUs", "1,024", "baseline", "≤ 85 s", "$7.20", "≤ $0.17", "1"],
         [P100, "8 GPUs", "1,024", "baseline", "≤ 54 s", "unknown", "", "1"],
