@@ -183,8 +183,8 @@ def test_all_workers_have_the_windows_of_the_first_one_or_the_recipe_s() -> None
     assert {window.steps for window in asynchronous.windows} == {4}
 
 
-def test_peak_memory_is_that_after_the_first_window_of_several() -> None:
-    assert Driven(short()).resets == [4]
+def test_peak_memory_is_that_after_the_first_window_and_the_first_evaluation() -> None:
+    assert Driven(short()).resets == [4, 10]
     assert Driven(short(), first_step=14).resets == [4]
     assert Driven(short(window=10, epochs=1)).resets == []
 

@@ -6,9 +6,11 @@ Shell scripts replace Python and uv, which would install packages for minutes. T
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -324,6 +326,25 @@ def test_every_requirement_is_pinned_once_and_within_the_ranges_of_pyproject(ext
     versions = pins(*names)
     for requirement in map(Requirement, requirements):
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)][0]), requirement
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["3.10", "3.12"])
+def test_every_pinned_version_is_for_every_python(python: str, tmp_path: Path) -> None:
+    """All but those of tests alone, and of PyTorch's own index."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    options = ["--no-deps", "--require-hashes", "--python-version", python, "--target", str(tmp_path)]
+    refused = {}
+    for path in sorted(LISTS.glob("*.txt")):
+        if path.stem not in ("torch-cpu", "trackers"):
+            command = [uv, "pip", "install", "--dry-run", *options, "-r", str(path)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if "Failed to fetch" in done.stderr:
+                pytest.skip("no package index")
+            refused |= {path.stem: done.stderr} if done.returncode else {}
+    assert refused == {}
 
 
 def test_the_lists_contain_all_that_their_packages_need_in_these_versions() -> None:

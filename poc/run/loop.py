@@ -45,7 +45,8 @@ class Loop:
         self._step = self._saved = self.first_step
         self._saved_at = self.clock.elapsed()
         self._step_seconds = math.inf
-        self._time_is_up = self._peak_is_reset = False
+        self._time_is_up = self._has_evaluated = False
+        self._peak_has_search = True  # for the fastest algorithms, in the first window and the first evaluation
 
     def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
         """Train to the last step of the run, or to its pause; return the outcome and its reason.
@@ -121,10 +122,9 @@ class Loop:
         for except after the first step and in windows longer than `silence`.
         """
         run, clock = self.run, self.clock
-        if not self._peak_is_reset and self._step > self.first_step:
-            # The first window's is that of a search for the fastest algorithms.
+        if self._peak_has_search and self._step > self.first_step:
             self.session.reset_peak_memory()
-            self._peak_is_reset = True
+            self._peak_has_search = False
         start, waited, samples = clock.elapsed(), 0.0, 0
         since, enqueued = start, 0
         steps = range(self._step, self._step + count)
@@ -160,6 +160,8 @@ class Loop:
         start = self.clock.elapsed()
         with self.clock.part("evaluate"):
             result = self.session.evaluate(self.validation())
+        self._peak_has_search |= not self._has_evaluated
+        self._has_evaluated = True
         self.scored = correct, samples = result.correct, result.samples
         seconds, loss = self.clock.elapsed() - start, _finite(result.loss)
         evaluation = Evaluation(

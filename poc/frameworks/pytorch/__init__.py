@@ -48,6 +48,7 @@ _CUDA_12 = dataclasses.replace(
     gigabytes=7.0,
     code=((7, 0), *_CUDA_13.code),
     driver="525.60.13",
+    processors=("x86_64",),  # 2.10.0 for aarch64 is a build without CUDA
 )
 _REQUIREMENTS = ("requirements/torch.txt", "requirements/torch-cpu.txt")
 _CPU = dataclasses.replace(_CUDA_13, requirements=_REQUIREMENTS, gigabytes=0.9, separate=False, code=(), driver="")
