@@ -150,7 +150,7 @@ def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(t
     ]
     seeds = [trained(1000, 0.8, epoch, run={"seed": seed}, minute=seed) for seed, epoch in enumerate((3, 9, 5))]
     missed = trained(9000, 0.8, 2, devices=2), trained(9000, 0.7, devices=2, run={"seed": 1})
-    tuned = trained(500, 0.9, 4, run={"optimizer": "nesterov"})
+    tuned = replace(trained(500, 0.9, 4, run={"optimizer": "nesterov"}), others_busy_cores=4.0)
     # A seed that diverged has not reached it; a repeat that was interrupted says nothing.
     lost = trained(9000, 0.3, devices=4, run={"seed": 1})
     unstable = trained(9000, 0.8, 2, devices=4), replace(lost, outcome="diverged", reason="nan", evaluations=())
@@ -160,7 +160,7 @@ def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(t
     # The median seed: 5.5 times 50 s.
     assert [(line["devices"], line["recipe"], line["time"], line["n"]) for line in lines[:-2]] == [
         ("1 GPU", "baseline", "4.6 min", "3"),
-        ("1 GPU", "tuned", "7.5 min", "1"),
+        ("1 GPU", "tuned", "7.5 min (noisy)", "1"),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,18 @@ def test_the_reference_is_whole_and_no_record_is_of_an_earlier_version(capsys: p
     records = journal.read(journal.paths(REFERENCE))
     assert (len(records) >= 125, capsys.readouterr().err) == (True, "")
     assert [record.run_id for record in records if record.started < RENEWED] == []
+
+
+def test_the_goals_of_accuracy_are_compared_with_the_records() -> None:
+    records = [each for each in journal.read(journal.paths(REFERENCE)) if each.run.recipe == "tuned_recipes"]
+    accuracies = {(each.run.global_batch, each.run.seed): each.evaluations[-1].accuracy for each in records}
+    lines = (REFERENCE / "README.md").read_text().splitlines()
+    for batch, goal in ((128, 0.88), (1024, 0.87), (4096, 0.83)):
+        seeds = [accuracies[batch, seed] for seed in range(3)]
+        median = statistics.median(seeds)
+        verdict = "met" if median >= goal else f"missed by {goal - median:.3f}"
+        shown = ", ".join(f"{accuracy:.3f}" for accuracy in seeds)
+        assert f"| {batch:,} | {goal:.2f} | {shown} | {median:.3f} | {verdict} |" in lines
 
 
 @pytest.mark.skipif(not (HOME / ".git").exists(), reason="a copy without its repository")

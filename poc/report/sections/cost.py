@@ -44,12 +44,17 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     lines = markdown.lines(
         pd.DataFrame(rows),
         *(("machine", "machine"), "devices", "global batch", ("recipe", "recipe")),
-        ("time", lambda row: _bound(row) + markdown.duration(row.seconds_to_target)),
+        ("time", _time),
         ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),
         ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
         ("n", lambda row: markdown.count(row.seeds)),
     )
     return section("Time and cost", about, markdown.table(lines))
+
+
+def _time(row: Any) -> str:
+    text = _bound(row) + markdown.duration(row.seconds_to_target)
+    return f"{text} (noisy)" if row.noisy else text
 
 
 def _bound(row: Any) -> str:
