@@ -137,18 +137,18 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("plan nowhere/quick.py", "nowhere/quick.py"),
         ("plan _shared", "'_shared'"),
         ("plan bad.py", "bad.py: batch_per_device"),
-        ("plan throughput --set lr", "FIELD=VALUE"),
-        ("plan throughput --set batch_per_devise=3", "throughput.py: --set: no field 'batch_per_devise'; did you mean"),
-        ("plan throughput --price -1", "--price"),
+        ("plan quick --set lr", "FIELD=VALUE"),
+        ("plan quick --set batch_per_devise=3", "quick.py: --set: no field 'batch_per_devise'; did you mean"),
+        ("plan quick --price -1", "--price"),
         ("report --target 0", "--target"),
         ("advise images.py --steps 3", "--steps"),
-        ("run throughput --patience 1e999", "--patience"),
-        ("run throughput --hours many", "--hours"),
-        ("run throughput --data nowhere", "--data: "),
+        ("run quick --patience 1e999", "--patience"),
+        ("run quick --hours many", "--hours"),
+        ("run quick --data nowhere", "--data: "),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("advise images.py --data empty --results out", "CIFAR-10"),
-        ("run throughput --only zzz", "'zzz'"),
-        ("run throughput --dollars 3 --machine mine", "--dollars"),
+        ("run quick --only zzz", "'zzz'"),
+        ("run quick --dollars 3 --machine mine", "--dollars"),
         ("report --price p3.2xlarge", "NAME=DOLLARS"),
         ("report --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
         ("report --results there --with nowhere", "--with: "),
@@ -227,7 +227,7 @@ def test_networks_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str])
 
 def test_a_plan_imports_no_package_of_the_pages_and_only_a_session_imports_a_framework() -> None:
     done = python(
-        "import sys; from poc.cli import main; assert main(['plan', 'throughput']) == 0; planned = {*sys.modules}\n"
+        "import sys; from poc.cli import main; assert main(['plan', 'quick']) == 0; planned = {*sys.modules}\n"
         "import poc.data, poc.report, poc.run.parent, poc.run.worker, poc.frameworks as f\n"
         "labels = [f.load(name).LABEL for name in f.FRAMEWORKS]\n"
         "early = {'pandas', 'scipy', 'matplotlib', 'ray', 'torch', 'mxnet'} & planned\n"
