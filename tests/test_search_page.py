@@ -45,6 +45,7 @@ def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
         check(name)
     (table,) = [lines for lines in tables(page)["Learning rate and global batch"] if "best lr found" in lines[0]]
     assert [line["global batch"] for line in table] == ["128", "1,024"]
+    reached = tables((tmp_path / "learning_rate.md").read_text())["Candidates of searches"][0]
     for line in table:
         batch = number(line["global batch"])
         own = [record for record in made if record.run.global_batch == batch]
@@ -56,6 +57,11 @@ def test_a_simulated_machine_s_page_shows_rates_rules_and_epochs(
         tested = {(r.run.seed, r.run.learning_rate): r.evaluations[-1].accuracy for r in own if not r.run.search}
         assert number(line["accuracy"]) == pytest.approx(sum(tested[s, rates[s]] for s in (0, 1)) / 2, abs=6e-4)
         assert line["epochs spent (full grid)"] == "82 (240)"
+        cells = [candidate for candidate in reached if candidate["global batch"] == line["global batch"]]
+        furthest = {number(cell["lr"]): cell["accuracy (epochs) of each seed"].split(", ") for cell in cells}
+        assert sum(number(text.split()[1]) for texts in furthest.values() for text in texts) == 82
+        for seed, record in enumerate(best):
+            assert furthest[record.run.learning_rate][seed] == f"{record.evaluations[-1].accuracy:.3f} (12)"
         assert line["n"] == "2"
         for name, rule in {"linear rule": Linear, "square-root rule": SquareRoot}.items():
             if batch == 128:

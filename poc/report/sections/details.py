@@ -65,10 +65,10 @@ def learning_rate(results: Results) -> list[Block]:
         *listing("Tuning runs", tuning, rows[~on_test_set], *columns),
         *listing(
             "Candidates of searches",
-            "Each candidate of a search for the learning rate where it got furthest, accuracy on the validation split.",
-            search.candidates(results).sort_values(["elsewhere", "model", "global_batch", "lr", "seed"], kind="stable"),
-            *("machine", "model", "global batch", "lr", "epochs", "accuracy", "outcome"),
-            ("seed", lambda row: markdown.count(row.seed)),
+            "Each candidate of a search for the learning rate: the accuracy on the validation split of each seed, and "
+            "in brackets the epochs after which it was measured, the last ones before the candidate was dropped.",
+            search.candidates_of_all_seeds(results),
+            *("machine", "model", "global batch", "lr", "with", ("accuracy (epochs) of each seed", "accuracies")),
         ),
         *listing(
             "Searches against the full grid",

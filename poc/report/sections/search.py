@@ -22,15 +22,31 @@ _CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
 def candidates(results: Results) -> pd.DataFrame:
     """Return one row per candidate of each search, where it got furthest.
 
-    `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it.
+    `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it. `with` is in what else than
+    the learning rate its candidates differ.
     """
-    rows = results.runs.assign(search=results.runs.search.str.split()).explode("search").dropna(subset=["search"])
+    rows = results.runs.assign(search=results.runs.search.str.split()).explode("search", ignore_index=True)
+    rows = rows.dropna(subset=["search"])
     rows[["search", "candidates"]] = rows.search.str.extract(r"(\w+):(\d+)")
     pairs = zip(rows.search, rows.test_runs)
     rows["test_runs"] = [" ".join(re.findall(rf"\b{name}:(\S+)", texts)) for name, texts in pairs]
     rows = rows.assign(candidates=rows.candidates.astype(float), chosen=rows.test_runs != "")
+    rows["with"] = ""
+    for _, group in rows.groupby("search"):
+        varied = [name for name in ("schedule", "training_recipe") if group[name].nunique() > 1]
+        texts = zip(group.index, *(group[name] for name in varied))
+        rows.loc[group.index, "with"] = [", ".join(filter(None, of_row)) for _, *of_row in texts]
     rows = rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
     return rows.drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
+
+
+def candidates_of_all_seeds(results: Results) -> pd.DataFrame:
+    """Return one row per candidate of each search, with `accuracies`: how far it got with each seed."""
+    rows = candidates(results).sort_values(["elsewhere", "model", "global_batch", "lr", "seed"], kind="stable")
+    accuracies = rows.accuracy.map("{:.3f}".format).where(rows.outcome == COMPLETED, rows.outcome)
+    rows["accuracies"] = accuracies + rows.epochs.map(" ({:.0f})".format).where(rows.epochs.notna(), "")
+    of_all = rows.groupby(["search", *_BATCH, "lr", "with"], sort=False)
+    return of_all.first().assign(accuracies=of_all.accuracies.agg(", ".join)).reset_index()
 
 
 def found(results: Results, subject: Subject) -> pd.DataFrame:
@@ -56,8 +72,6 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
         over = group[group.seed.isin(winners.seed)]
         line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
         line["incomplete"] = (over.outcome != COMPLETED).sum()
-        varied = [name for name in ("schedule", "training_recipe") if group[name].nunique() > 1]
-        line["with"] = ", ".join(filter(None, (line[name] for name in varied)))
         lines.append({**line, **_tested(results, winners)})
     return pd.DataFrame(lines)
 
