@@ -143,10 +143,10 @@ def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str, tmp
 
 def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(tmp_path: Path, page: str) -> None:
     assert [list(line.values()) for line in first_table(page, "Time and cost")] == [
-        ["test machine", "1 GPU", "128", "baseline", "4.2 min", "$3.60", "$0.25", "1"],
-        ["test machine", "4 GPUs", "512", "baseline", "94 s", "$3.60", "$0.09", "1"],
-        [K80, "8 GPUs", "1,024", "baseline", "≤ 85 s", "$7.20", "≤ $0.17", "1"],
-        [P100, "8 GPUs", "1,024", "baseline", "≤ 54 s", "unknown", "", "1"],
+        ["test machine", "1 GPU", "128, 0.05", "baseline", "4.2 min", "$3.60", "$0.25", "1"],
+        ["test machine", "4 GPUs", "512, 0.2", "baseline", "94 s", "$3.60", "$0.09", "1"],
+        [K80, "8 GPUs", "1,024, 0.4", "baseline", "≤ 85 s", "$7.20", "≤ $0.17", "1"],
+        [P100, "8 GPUs", "1,024, 0.4", "baseline", "≤ 54 s", "unknown", "", "1"],
     ]
     seeds = [trained(1000, 0.8, epoch, run={"seed": seed}, minute=seed) for seed, epoch in enumerate((3, 9, 5))]
     missed = trained(9000, 0.8, 2, devices=2), trained(9000, 0.7, devices=2, run={"seed": 1})
@@ -173,7 +173,9 @@ def test_a_model_with_only_tuning_runs_has_no_page_of_its_own(tmp_path: Path) ->
 
 
 def test_the_target_may_be_the_users(tmp_path: Path, records: list[Record]) -> None:
-    assert scorecard(written(tmp_path, *records, target=0.79))[5].startswith(f"{12.5 * 50_000 / 1100 / 60:.2g} min")
+    page = written(tmp_path, *records, target=0.79)
+    assert scorecard(page)[5].startswith(f"{12.5 * 50_000 / 1100 / 60:.2g} min")
+    assert "4 GPUs (best 0.780)" in page.split("## Time and cost")[1]
     assert "not reached: 0.800" in scorecard(written(tmp_path, *records, target=0.9))[5]
 
 

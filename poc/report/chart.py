@@ -51,11 +51,19 @@ class Line(NamedTuple):
 
 @style.context(_STYLE, after_reset=True)  # not the user's own matplotlibrc
 def lines(
-    curves: Sequence[Line], title: str, xlabel: str, ylabel: str, *, log2: bool = False, **properties: Any
+    curves: Sequence[Line],
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    *,
+    log2: bool = False,
+    least_span: float = 0.0,
+    **properties: Any,
 ) -> Figure:
     """Draw at most `MAX_LINES` lines in one pair of axes with these properties, and a legend below.
 
-    With `log2` the x axis is logarithmic and has a tick at each point, or at every second, third, ... of too many.
+    With `log2` the x axis is logarithmic and has a tick at each point, or at every second, third, ... of too many. The
+    y axis spans `least_span` or more, so that small differences do not look large.
     """
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
@@ -79,6 +87,9 @@ def lines(
         axes.set_xticks(ticks[::step], labels[::step])
         axes.set_xticks([], minor=True)
     axes.set(xlabel=xlabel, ylabel=ylabel, **properties)
+    low, high = axes.get_ylim()
+    missing = max(0.0, least_span - (high - low)) / 2
+    axes.set_ylim(low - missing, high + missing)
     columns = 1 if max(len(line.label) for line in curves) > _LONG_LABEL else 2
     figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6)
     figure.set_figheight(_HEIGHT + 0.26 * -(-len(drawn) // columns))

@@ -15,9 +15,14 @@ from poc.report.results import SYNCHRONOUS, Results, Subject, trainings
 
 def best(rows: pd.DataFrame, column: str) -> Any | None:
     """Return the setting with the least time or cost to the target, without prices the fastest; None if none did."""
-    rows = trainings(rows[~rows.emulated & rows.kvstore.isin(SYNCHRONOUS)])
+    rows = _candidates(rows)
     reached = rows[rows.seconds_to_target.notna() & ~rows.contradicts.str.contains("seconds_per_epoch")]
     return reached.sort_values([column, "seconds_to_target"]).iloc[0] if len(reached) else None
+
+
+def _candidates(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep whole trainings on real devices that synchronise after each step."""
+    return trainings(rows[~rows.emulated & rows.kvstore.isin(SYNCHRONOUS)])
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
@@ -41,15 +46,29 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         f"on-demand price of the whole instance.{bound} Settings with a seed that did not reach the accuracy are left "
         "out."
     )
+    missed = [
+        f"Not reached on {markdown.devices(part.iloc[0])} ({_best_accuracy(part, results.target)})."
+        for _, part in _candidates(results.of(subject)).groupby("devices")
+        if part.seconds_to_target.isna().all()
+    ]
     lines = markdown.lines(
         pd.DataFrame(rows),
-        *(("machine", "machine"), "devices", "global batch", ("recipe", "recipe")),
+        *(("machine", "machine"), "devices", ("global batch, lr", _batch_and_lr), ("recipe", "recipe")),
         ("time", _time),
         ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),
         ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
         ("n", lambda row: markdown.count(row.seeds)),
     )
-    return section("Time and cost", about, markdown.table(lines))
+    return section("Time and cost", about, markdown.table(lines), " ".join(missed))
+
+
+def _best_accuracy(rows: pd.DataFrame, target: float) -> str:
+    highest = rows.accuracy.max()
+    return f"best {highest:.3f}" if float(f"{highest:.3f}") < target else "by some seeds only"
+
+
+def _batch_and_lr(row: Any) -> str:
+    return ", ".join(filter(None, [markdown.count(row.global_batch), markdown.lr(row)]))
 
 
 def _time(row: Any) -> str:
@@ -90,7 +109,7 @@ def time_to_accuracy(results: Results) -> list[Block]:
         about,
         pd.DataFrame(rows),
         *(("accuracy", lambda row: f"{row.target:g}"), "machine", "model, framework"),
-        ("global batch, lr", lambda row: f"{markdown.count(row.global_batch)}, {markdown.lr(row)}"),
+        ("global batch, lr", _batch_and_lr),
         *("training recipe", "epochs", ("time (min–max, n)", "times"), ("ratio to the fastest", "ratio")),
     )
 

@@ -104,13 +104,15 @@ def _noise_high(row: Any) -> str:
 def scaling_and_kvstores(results: Results) -> list[Block]:
     """Return every series of weak scaling, also those that synchronise nothing, and the step-time breakdowns."""
     rows = results.timed
+    rows = rows[rows.accuracy_on != "validation split"]
     cpu_contexts = (rows.kind == "cpu") & (rows.workers < rows.devices)  # they share their threads
     lines = []
     for _, same in rows[(rows.straggler == 0) & ~cpu_contexts].groupby([*repeats.SERIES], sort=False):
         for kvstore in same.kvstore[same.devices > 1].unique():
             for curve in scaling.series(results, same[(same.devices == 1) | (same.kvstore == kvstore)]):
                 (line,) = markdown.lines(curve.tail(1), "machine", "model, framework", "kvstore", "batch per device")
-                line["model, framework"] += ", whole trainings" if curve.length.iloc[0] == TRAINING else ""
+                recipe = "" if curve.baseline.all() else f", {curve.training_recipe.iloc[0]}"
+                line["model, framework"] += (", whole trainings" if curve.length.iloc[0] == TRAINING else "") + recipe
                 line["devices"] = " → ".join(map(markdown.count, curve.devices))
                 line["samples/s"] = " → ".join(map(markdown.number, curve.samples_per_second))
                 lines.append({**line, **scaling.efficiency(curve)})
@@ -184,7 +186,9 @@ def studies(results: Results) -> list[Block]:
 def _study(results: Results, study: Study, timed: pd.DataFrame) -> list[Block]:
     title = study.title or study.name
     facts = [fact for fact in (markdown.link(title, study.address), study.authors, study.year, study.about) if fact]
-    facts += [f"Contradiction in {row.printed}: {row.flag}" for row in study.rows if row.flag]
+    facts += [
+        f"Contradiction in {row.hardware or row.machine}, {row.printed}: {row.flag}" for row in study.rows if row.flag
+    ]
     rows = results.settings[results.settings.study == study.name]
     rows = rows.assign(own=[_own_rate(timed, row) for row in markdown.records(rows)])
     return listing(

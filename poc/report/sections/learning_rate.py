@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from poc.records.row import MEASURED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure, section
 from poc.report.results import Results, Subject, same_length, trainings
@@ -23,7 +25,7 @@ def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     frequent number; those that ended at a target accuracy do not. A rate with which no seed diverged comes before
     others. A learning rate that was tried in several settings counts by the one with the `reference` batch per
     device, else by the one with most seeds. `change` is the change of the accuracy from that global batch, `tried` how
-    many learning rates were compared.
+    many learning rates were compared, from `lowest` to `highest`.
     """
     rows = same_length(trainings(rows[rows.target_accuracy.isna()]))
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
@@ -36,7 +38,9 @@ def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     best = by_lr.sort_values(["is_middle", "chosen", "all_ended", "accuracy"], kind="stable")
     best = best.drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
-    best["tried"] = best.candidates.fillna(rows.groupby("global_batch").lr.nunique()).astype(int)
+    rates = rows.groupby("global_batch").lr
+    best["tried"] = best.candidates.fillna(rates.nunique()).astype(int)
+    best["lowest"], best["highest"] = rates.min(), rates.max()
     change = best.accuracy - best.accuracy.get(reference, math.nan)
     return best.assign(change=change.where(best.index != reference))
 
@@ -53,7 +57,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         {
             "global batch": markdown.count(batch),
             "best lr": markdown.lr(row),
-            "lr tried": ", ".join(f"{lr:.3g}" for lr in sorted({*trained[trained.global_batch == batch].lr})),
+            "lr tried": _tried(row, trained[trained.global_batch == batch].lr),
             "accuracy": markdown.formatted(row.accuracy, ".3f"),
             f"change from batch {reference}": markdown.formatted(row.change, "+.3f"),
             "n": markdown.count(row.seeds),
@@ -67,8 +71,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     epochs = f", {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else ""
     about = (
         f"Test accuracy of {subject.label} at the best learning rate that was tried, {results.recipe(subject)}"
-        f"{epochs}{'; published: accuracy (learning rate)' if published else ''}. n is the number of seeds. Emulated "
-        "devices count: their accuracy is that of real ones."
+        f"{epochs}{'; published: accuracy (learning rate)' if published else ''}. n is the number of seeds."
+        + (" Emulated devices count: their accuracy is that of real ones." if measured.emulated.any() else "")
         + (" A rate that a search chose comes before all others." if measured.chosen.any() else "")
     )
     curves = [chart.Line("this machine", measured.accuracy.to_dict(), measured=True)]
@@ -79,6 +83,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         [line for line in curves if line.points],
         *("Accuracy against global batch", "global batch", "test accuracy"),
         log2=True,
+        least_span=0.1,
     )
     searched = search.found(results, subject)
     same = searched
@@ -92,6 +97,13 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     )
 
 
+def _tried(best: Any, rates: pd.Series[float]) -> str:
+    """Return the learning rates of the trainings at a global batch, or how many a search compared."""
+    if best.chosen is True:
+        return f"{best.tried:.0f} by a search"
+    return ", ".join(f"{lr:.3g}" for lr in sorted({*rates}))
+
+
 def _recommendation(
     measured: pd.DataFrame, searched: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
 ) -> str:
@@ -102,6 +114,7 @@ def _recommendation(
         schedule = getattr(row, "with") or row.schedule
         rule = f"; linear rule: {row.linear:.3f} at {row.linear_lr:.3g}" if pd.notna(row.linear) else ""
         accuracy = f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end
+        accuracy += " with each seed's own rate" if row.lr_low < row.lr_high else ""
         text = f"{row.lr:.3g} with {schedule}" if schedule else f"{row.lr:.3g}"
         texts[row.global_batch] = f"{text} (found by a search: {accuracy}{rule})"
     if texts:
@@ -119,8 +132,13 @@ def _best_rates(best: pd.DataFrame, reference: int) -> dict[float, str]:
     """Return the best rate that was tried at each global batch above the reference one."""
     texts = {}
     for batch, row in best[best.index > reference].iterrows():
-        change = f"{row.change:+.3f} accuracy, " if pd.notna(row.change) else ""
-        texts[batch] = f"{row.lr:g} ({change}best of {row.tried} tried)"
+        remarks = [f"{row.change:+.3f} accuracy"] if pd.notna(row.change) else []
+        remarks.append(f"best of {row.tried} tried")
+        if row.origin == MEASURED:
+            remarks.append(f"n={row.seeds:.0f}")
+            remarks += ["the lowest: try a lower one"] if row.lr == row.lowest else []
+            remarks += ["the highest: try a higher one"] if row.lr == row.highest else []
+        texts[batch] = f"{row.lr:g} ({', '.join(remarks)})"
     return texts
 
 
@@ -143,4 +161,5 @@ def _tuned(results: Results, subject: Subject) -> str:
         ("best of", lambda row: markdown.count(tried[row.global_batch])),
         ("tuned on", lambda row: "validation split" if row.training_recipe in validated else "test set"),
     )
-    return markdown.table(lines)
+    about = "Tuned recipes: the most accurate at each global batch, or the one that a search chose.\n\n"
+    return about + markdown.table(lines) if lines else ""

@@ -13,17 +13,18 @@ from poc.records.row import MEASURED, WEAK
 from poc.report import chart, markdown, repeats
 from poc.report.markdown import Block, figure, section
 from poc.report.results import Results, Subject, preferred
-from poc.report.table import BURST
+from poc.report.table import BURST, TRAINING
 
 _MAX_COUNTS = 4
 
 
-def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
+def series(results: Results, rows: pd.DataFrame, *, without_speedup: bool = False) -> list[pd.DataFrame]:
     """Return the series among settings of one model, framework and precision, by batch per device.
 
     A series is one setting of a workload for each number of devices, including one device, with its `speedup` and the
     number of `pairs`: repeats on the side with fewer. For each batch the workload and length class that reaches most
-    devices counts: bursts before whole trainings, quick runs last, then the one with most repeats.
+    devices counts: bursts before whole trainings, quick runs last, then the one with most repeats. With
+    `without_speedup` also settings of a batch that has no series, on one device or, published, on several.
     """
 
     def rank(curve: pd.DataFrame) -> tuple[Any, ...]:
@@ -33,7 +34,9 @@ def series(results: Results, rows: pd.DataFrame) -> list[pd.DataFrame]:
     for _, same_batch in rows[~rows.emulated].groupby("batch_per_device"):
         groups = same_batch.groupby(["quick", "length", "workload", "framework", "layout"])
         candidates = [_series(results, group) for _, group in groups]
-        every_series += sorted((curve for curve in candidates if len(curve) > 1), key=rank)[:1]
+        ranked = sorted((curve for curve in candidates if len(curve)), key=rank)
+        whole = [curve for curve in ranked if len(curve) > 1 and curve.devices[0] == 1]
+        every_series += (whole or (ranked if without_speedup else []))[:1]
     return every_series
 
 
@@ -43,12 +46,14 @@ def _series(results: Results, rows: pd.DataFrame) -> pd.DataFrame:
     if len(multiple) and multiple.cores_per_worker.notna().any():
         single = single[single.cores_per_worker == multiple.cores_per_worker.min()]
     base = preferred(single)
-    if base is None:
-        return rows.head(0)
-    chosen = [{**base, "speedup": 1.0, "pairs": 1}]
+    chosen = [] if base is None else [{**base, "speedup": 1.0, "pairs": base.n}]
     for _, group in multiple.groupby("devices"):
         row = preferred(group)
-        if row is not None and (speedup := _speedup(results, base, row)):
+        if row is None:
+            continue
+        if base is None and row.origin != MEASURED:
+            chosen.append({**row, "speedup": math.nan, "pairs": 1})
+        elif base is not None and (speedup := _speedup(results, base, row)):
             chosen.append({**row, "speedup": speedup[0], "pairs": speedup[1]})
     return pd.DataFrame(chosen)
 
@@ -68,7 +73,9 @@ def _speedup(results: Results, base: Any, row: Any) -> tuple[float, int] | None:
 def efficiency(curve: pd.DataFrame) -> dict[str, str]:
     """Return the efficiency on the most devices of a series, and the number of repeats that it comes from."""
     last = curve.iloc[-1]
-    return {"efficiency": f"{last.speedup / last.devices:.0%} on {last.devices:.0f}", "n": str(last.pairs)}
+    is_known = last.devices > 1 and pd.notna(last.speedup)
+    text = f"{last.speedup / last.devices:.0%} on {last.devices:.0f}" if is_known else ""
+    return {"efficiency": text, "n": markdown.count(last.pairs)}
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
@@ -80,7 +87,13 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     for name, rows in machines:
         workloads = rows.workload[(rows.devices == 1) & (rows.origin == MEASURED)]
         over_hosts = [each[each.workload.isin(workloads)] for _, each in machines if each is not rows]
-        named += [(name, curve) for curve in series(results, pd.concat([rows, *over_hosts]))]
+        rows = pd.concat([rows, *over_hosts])
+        is_published = (rows.origin != MEASURED).any()
+        curves = series(results, rows, without_speedup=is_published)
+        named += [(name, curve) for curve in curves or series(results, rows, without_speedup=True)]
+    # Published rows without a speed-up are for those who have measured their batch.
+    batches = {curve.batch_per_device[0] for _, curve in named if curve.origin[0] == MEASURED}
+    named = [each for each in named if each[1].speedup.count() > 1 or each[1].batch_per_device[0] in batches]
     counts = sorted({devices for _, curve in named for devices in curve.devices})
     counts = counts if len(counts) <= _MAX_COUNTS else [1, *counts[-_MAX_COUNTS + 1 :]]
     at_main_batch = any(curve.batch_per_device[0] == MAIN_BATCH for _, curve in named)
@@ -90,26 +103,36 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         rates = dict(zip(curve.devices, curve.samples_per_second))
         lines.append(
             {
-                "machine": name + (", quick" if first.quick else ""),
+                "machine": name + _remarks(first),
                 "batch per device": markdown.batch(last),
                 **{f"samples/s on {count:.0f}": markdown.number(rates.get(count, math.nan)) for count in counts},
                 **efficiency(curve),
             }
         )
         # Published series are drawn at the main study's batch only, if there are any.
-        if first.origin == MEASURED or first.batch_per_device == MAIN_BATCH or not at_main_batch:
+        if curve.speedup.count() > 1 and (
+            first.origin == MEASURED or first.batch_per_device == MAIN_BATCH or not at_main_batch
+        ):
             label = f"{markdown.short_machine(first)}, {first.batch_per_device:.0f} per device"
             efficiencies = dict(zip(curve.devices, curve.speedup / curve.devices))
             drawn.append(chart.Line(label, efficiencies, measured=first.origin == MEASURED))
+    if results.machine and not any(line.measured for line in drawn):
+        drawn = []  # published lines alone
     about = (
         "Median samples/s at a fixed batch per device. The efficiency compares repeats that started within an hour of "
-        "each other; n is the number of repeats on the side with fewer."
+        "each other, and needs a run on one device; n is the number of repeats on the side with fewer."
     )
+    highest = max((efficiency for line in drawn for efficiency in line.points.values()), default=1.0)
     drawn_efficiencies = figure(
         f"scaling_{subject.figure}",
         f"Scaling efficiency of {subject.label} against the number of devices, at a fixed batch per device.",
         *(drawn, "Scaling efficiency", "devices", "efficiency"),
         log2=True,
-        ylim=(0.0, None),
+        ylim=(0.0, 1.05 * highest),  # with whole markers
     )
     return section("Scaling", about, markdown.table(lines), drawn_efficiencies)
+
+
+def _remarks(row: Any) -> str:
+    remarks = {"quick": row.quick, "whole trainings": row.origin == MEASURED and row.length == TRAINING}
+    return "".join(f", {remark}" for remark, applies in remarks.items() if applies)

@@ -205,6 +205,8 @@ def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> str:
 def _figure(results: Results, subject: Subject, search: str, suffix: str) -> list[Any]:
     rows = candidates(results)
     rows = rows[(rows.search == search) & (rows.outcome == COMPLETED)]
+    # Accuracies after different numbers of epochs have no mean.
+    rows = rows[rows.epochs == rows.groupby(["global_batch", "lr"]).epochs.transform("max")]
     best = rows.groupby(["global_batch", "lr", "seed"]).accuracy.max().groupby(["global_batch", "lr"]).mean()
     lines = [
         chart.Line(f"global batch {batch:,.0f}", points.droplevel(0).to_dict(), measured=True)
@@ -212,9 +214,10 @@ def _figure(results: Results, subject: Subject, search: str, suffix: str) -> lis
     ]
     return figure(
         f"learning_rate_search_{subject.figure}{suffix}",
-        f"Validation accuracy of {subject.label} against the learning rate, at the last epoch that each candidate of "
-        "the search reached, mean over seeds.",
+        f"Validation accuracy of {subject.label} against the learning rate, at the last epoch that the search "
+        "trained each candidate to, mean over the seeds that got so far.",
         lines,
         *("Accuracy against learning rate", "learning rate", "validation accuracy"),
         log2=True,
+        least_span=0.1,
     )

@@ -42,7 +42,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     about = (
         f"{recipe[0].upper()}{recipe[1:]}. Of several learning rates the most accurate. Samples/s of whole trainings "
         f"where there are any, else of bursts. Accuracy after {MAIN_EPOCHS} epochs unless a cell says otherwise. "
-        "$ per run: time x price of the whole instance."
+        "$ per run: price of the whole instance for the wall time, with start and evaluations (published: for the "
+        "epochs alone)."
     )
     return section("Accuracy and throughput", about, markdown.table(lines))
 
