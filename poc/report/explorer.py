@@ -34,7 +34,10 @@ AXES = (
     *("global_batch", "batch_per_device", "devices", "lr", "samples_per_second", "seconds_per_epoch", "accuracy"),
     *("wall_seconds", "speedup_throughput", "efficiency_throughput", "mfu", "dollars_per_run", "noise_scale"),
 )
-COLOURS = ("machine", "model", "framework", "dtype", "kvstore", "devices", "global_batch", "lr", "origin", "recipe")
+COLOURS = (
+    *("machine", "model", "framework", "dtype", "kvstore", "devices", "global_batch", "lr", "origin", "recipe"),
+    "accuracy_on",
+)
 _CURVE = ("accuracy_by_epoch", "seconds_by_epoch")
 _CHOICES: dict[str, Any] = {"AXES": AXES, "COLOURS": COLOURS, "TOOLTIP": [{"field": name} for name in FIRST]}
 """Lists that the charts in explorer.json refer to by name."""
