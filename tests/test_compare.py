@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -44,6 +45,14 @@ def test_what_differs_and_by_how_much() -> None:
     assert (rate["significant"], rate["n"]) == (True, [4, 3])
     assert values["second_is_worse"] == []
     assert compared([*slow, *fast], fast[0].run.id, slow[0].run.id)["second_is_worse"] == ["samples/s"]
+
+
+def test_a_side_that_never_completes_is_worse() -> None:
+    stable, failed = repeats_of(SLOW), repeats_of(SLOW, run=OTHER)
+    for outcome, reason, worse in (("diverged", "nan", ["outcome"]), ("failed", "interrupted", [])):
+        ends = [dataclasses.replace(record, outcome=outcome, reason=reason) for record in failed]
+        values = compared([*stable, *ends], stable[0].run.id, ends[0].run.id)
+        assert (values["second_is_worse"], values["exit_code"]) == (worse, len(worse))
 
 
 def test_another_schedule_is_a_difference() -> None:

@@ -25,7 +25,7 @@ from poc.run.parent import execute
 from poc.run.sweep import Sweep
 from poc.search import Result
 from poc.values import UserError, from_plain
-from tests.builders import GLUON, MACHINE, SMALL, course, end_of, place_in, recipe_file, run_of
+from tests.builders import GLUON, MACHINE, SMALL, build, course, end_of, place_in, recipe_file, run_of
 from tests.extras import needs_torch
 from tests.launch import finish, records, start
 from tests.test_faults import killed, written
@@ -363,6 +363,47 @@ def test_a_failed_candidate_is_a_result_unless_all_fail(tmp_path: Path, test_rea
     sweep = sweep_in(tmp_path / "all", batch_per_device=128)
     sweep.do(sweep.items[0], Training(fate))
     assert sweep.pending(sweep.items) == []
+
+
+def test_a_failure_after_a_completed_repeat_changes_no_choice(tmp_path: Path, test_reads: Counter[str]) -> None:
+    sweep = sweep_in(tmp_path, batch_per_device=128)
+    sweep.do(sweep.items[0], Training())
+    completed = journal.read([sweep.path])
+    for record in completed:
+        journal.append(sweep.path, dataclasses.replace(record, outcome=FAILED, reason="why", evaluations=()))
+    sweep = sweep_in(tmp_path, batch_per_device=128)
+    assert sweep.pending(sweep.items) == []
+    before, after = (build(*each) for each in (completed, journal.read([sweep.path])))
+    assert {*after.run_id[after.chosen]} == {*before.run_id[before.chosen]} != set()
+
+
+def test_no_repeat_continues_from_a_checkpoint_of_a_search_that_is_over(
+    tmp_path: Path, test_reads: Counter[str]
+) -> None:
+    grid = {"lr": [0.1, 0.2, 0.4, 0.8], "data": dataclasses.replace(CIFAR, validate_on="held-out")}
+    planned = searched(**{**FIELDS, **grid, "batch_per_device": 128})
+    sweep = Sweep([("grid", planned)], tmp_path / "results", place_in(tmp_path))
+    for item in sweep.items:
+        sweep.do(item, Training())
+    sweep, training = sweep_in(tmp_path, batch_per_device=128), Training()
+    sweep.do(sweep.items[0], training)
+    candidates = {dataclasses.replace(run, pause_after=None).id for run in training.runs if run.search}
+    assert len(candidates) == 4
+    assert candidates <= training.forgotten
+
+
+def test_the_checkpoint_of_a_recorded_run_goes_before_a_message_fails(
+    tmp_path: Path, test_reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(text: str, detail: bool = False) -> None:
+        if not detail:
+            raise BrokenPipeError
+
+    sweep, training = sweep_in(tmp_path, lr=0.1, batch_per_device=128), Training()
+    monkeypatch.setattr(sweep, "say", broken)
+    with pytest.raises(BrokenPipeError):
+        sweep.do(sweep.items[0], training)
+    assert training.forgotten == {training.runs[0].id}
 
 
 @pytest.mark.parametrize("reason", [INTERRUPTED, f"host node1 (1.2.3.4){LOST}gone)"])

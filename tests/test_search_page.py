@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from poc import Linear, SquareRoot, report
+from poc.config.run import Run
 from poc.published import prices
 from poc.records import journal
 from poc.records.record import DIVERGED, Record
 from poc.report import chart, explorer
-from poc.report.results import Results
+from poc.report.results import Results, Subject
 from poc.report.sections import search
+from poc.report.sections.learning_rate import best_by_batch
 from tests import simulated
 from tests.builders import build
 from tests.pages import check, number, tables
@@ -173,8 +175,24 @@ def test_a_search_is_compared_with_the_full_grid_of_the_seeds_that_have_one(made
     assert (large["factor"], large["most_loss"]) == (1, 0)
     assert (small["spent"], small["grid"]) == (82, 240)
     # Without one of its candidates a seed's grid is not whole; a diverged one is a result.
-    failed = {"outcome": DIVERGED, "evaluations": (), "windows": ()}
-    grid[better.run_id] = dataclasses.replace(better, **failed)
+    grid[better.run_id] = dataclasses.replace(grid[better.run_id], outcome=DIVERGED)
     assert lines()[0]["most_loss"] == 0
     del grid[better.run_id]
     assert [line["n"] for line in lines()] == [1, 2]
+
+
+def test_the_rate_of_a_search_stays_the_best_beside_a_grid_on_other_devices(made: list[Record]) -> None:
+    def on_one_device(run: Run) -> Run:
+        return dataclasses.replace(run, devices=1, batch_per_device=1024, tunes=run.tunes and on_one_device(run.tunes))
+
+    large = [record for record in made if record.run.global_batch == 1024]
+    searched = [dataclasses.replace(record, run=on_one_device(record.run)) for record in large]
+    searched = [dataclasses.replace(record, run_id=record.run.id) for record in searched]
+    # The same trainings on 8 devices: another rate is more accurate on the test set.
+    grid = [record for record in large if not record.run.search]
+    chosen = {row["lr"] for row in build(*searched).to_dict("records") if row["chosen"]}
+    assert max(grid, key=lambda record: record.evaluations[-1].accuracy).run.learning_rate not in chosen
+    others = [record for record in made if record not in large]
+    results = Results(table=build(*others, *searched, *grid), machine=made[0].infrastructure)
+    best = best_by_batch(results.headline(Subject("cifar_resnet50_v2", "cifar10")), 128)
+    assert (best.lr[1024], best.devices[1024], best.chosen[1024]) == (min(chosen), 1, True)

@@ -82,6 +82,7 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
     rate, accuracy = _rate(completed, same_machine, slower, judged), _accuracy(completed, judged)
     worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
     worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0
+    worse["outcome"] = len(completed[0]) > 0 and not len(completed[1]) and any({**others[1], INTERRUPTED: 0}.values())
     return {
         "runs": runs,
         "differences": differences,

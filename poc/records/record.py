@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poc.config import Synthetic
@@ -316,6 +316,12 @@ class Record(WorkerResult):
 
 def _seconds(windows: Iterable[Window]) -> float:
     return sum(window.seconds for window in windows)
+
+
+def last_result(records: Sequence[Record]) -> Result | None:
+    """Return the latest result of a candidate of a search; a failure is one only if no repeat came to its end."""
+    settled = [record for record in records if record.outcome in SETTLED]
+    return next((result for record in reversed(settled or records) if (result := record.result)), None)
 
 
 def is_launch_bound(kind: str, issue_seconds: float | None, step_seconds: float) -> bool:

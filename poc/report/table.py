@@ -24,7 +24,7 @@ from poc.config import networks
 from poc.config.run import Run
 from poc.published import Study
 from poc.published.prices import GIVEN, Price, Prices
-from poc.records.record import COMPLETED, FAILED, SKIPPED, Record
+from poc.records.record import COMPLETED, FAILED, SKIPPED, Record, last_result
 from poc.records.row import COLUMNS, COUNTS, MEASURED, NUMBERS, Row, rate
 from poc.report import repeats
 
@@ -141,7 +141,7 @@ def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, li
     """Fill in the rows of one search with one seed, `of_run` by the runs' ids."""
 
     def result_of(run: Run) -> search.Result | None:
-        return next((record.result for _, record in reversed(of_run.get(run.id, [])) if record.result), None)
+        return last_result([record for _, record in of_run.get(run.id, [])])
 
     def completed(run: Run) -> list[Any]:
         return [row for row, record in of_run.get(run.id, []) if record.outcome == COMPLETED]

@@ -14,7 +14,7 @@ from poc.config import Synthetic
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, estimate
-from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record
+from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record, last_result
 from poc.run import checkpoint
 from poc.run.launcher import RunContext
 from poc.run.loop import CHECKPOINT_SECONDS
@@ -71,7 +71,7 @@ class DoneRepeats:
 
     def result(self, run: Run) -> Result | None:
         """Return the result of a candidate of a search, in which a failure is one, too; None if there is none."""
-        return next((result for record in reversed(self._of(run)) if (result := record.result)), None)
+        return last_result(self._of(run))
 
     def outcome(self, run: Run) -> str | None:
         """Return the outcome of the last repeat of a run; None if there is none."""

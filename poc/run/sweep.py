@@ -135,10 +135,15 @@ class Sweep:
 
     def _search(self, item: Item, launcher: Launcher | None) -> bool:
         """Do what is left of a search; return False if its next run does not fit before the bound."""
+        has_trained = False
         for stage in search.stages(item.planned.searched, self._done.result):
-            for run in stage.dropped if self._done.pending(stage) else ():
+            pending = self._done.pending(stage)
+            # Those of the last rung that were trained to their end without the search do not continue, either.
+            ended = [run for run in stage.runs if stage.is_rung and not run.pause_after and run not in pending]
+            for run in (*stage.dropped, *ended) if pending or has_trained else ():
                 (launcher or LocalLauncher(self.context)).forget(run)
-            for run in self._done.pending(stage):
+            has_trained |= bool(pending)
+            for run in pending:
                 if not self.pace.fits(Planned(run=run, seconds=estimate(run, self.context.machine))):
                     return False
                 self._repeat(item, run, launcher)
@@ -169,9 +174,10 @@ class Sweep:
                 f"results: cannot write the record of {run.id} to {self.path} ({error.strerror}); free disk space and "
                 "start the same command again: the run continues from its last checkpoint"
             ) from error
-        self.say(result(record, name))
+        # First, since a message can fail: a repeat must not continue from the checkpoint of the one before.
         if record.outcome in SETTLED and not (run.pause_after and record.outcome == COMPLETED):
             launcher.forget(run)
+        self.say(result(record, name))
         if interrupted:
             raise KeyboardInterrupt
         self.pace.learn(record)

@@ -23,13 +23,13 @@ def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     It is the one that a search chose on the validation split, if there was one (the median over seeds, as in the table
     of searches), else the most accurate. Only trainings of equal length compare: of 12 epochs, else of the most
     frequent number; those that ended at a target accuracy do not. A rate with which no seed diverged comes before
-    others. A learning rate that was tried in several settings counts by the one with the `reference` batch per
-    device, else by the one with most seeds. `change` is the change of the accuracy from that global batch, `tried` how
-    many learning rates were compared, from `lowest` to `highest`.
+    others. A learning rate that was tried in several settings counts by the chosen one, else by the one with the
+    `reference` batch per device, else by the one with most seeds. `change` is the change of the accuracy from that
+    global batch, `tried` how many learning rates were compared, from `lowest` to `highest`.
     """
     rows = same_length(trainings(rows[rows.target_accuracy.isna()]))
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
-    rows = rows.sort_values(["at_reference", "seeds", "started"], kind="stable")
+    rows = rows.sort_values(["chosen", "at_reference", "seeds", "started"], kind="stable")
     by_lr = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
     # Of several that searches chose not the best one on the test set.
     each = by_lr.loc[by_lr.index.repeat(by_lr.choices)].groupby("global_batch").lr

@@ -97,7 +97,7 @@ def against_grid(results: Results) -> pd.DataFrame:
             grid = grid[(grid.epochs == winner["epochs"]) | (grid.outcome != COMPLETED)]
             grid = grid.merge(of_seed[_CANDIDATE]).drop_duplicates(_CANDIDATE, keep="last")
             if len(grid) == winner["candidates"]:
-                best = grid.loc[grid.accuracy.idxmax()]
+                best = grid.loc[grid.accuracy.where(grid.outcome == COMPLETED).idxmax()]
                 factor = max(winner["lr"] / best.lr, best.lr / winner["lr"])
                 epochs = of_seed.epochs.sum(), len(grid) * winner["epochs"]
                 seeds.append((winner["lr"], best.lr, factor, best.accuracy - winner["accuracy"], *epochs))
