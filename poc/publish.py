@@ -27,7 +27,8 @@ _PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", 
 # Absolute paths, except in folders that every machine has. The slashes of an address are none. A quoted path may have
 # spaces; another may follow a compiler's -I or -L.
 _START = r"/(?!/)(?!(?:dev|proc|sys|usr|lib|lib64|etc|bin)(?!\w))"
-_PATH = re.compile(rf"(?<=(['\"])){_START}.+?(?=\1)|(?:(?<![\w./~-])|(?<=\s-[IL])){_START}[\w.+@~-]+(?:/[\w.+@~-]+)*")
+_BEFORE = r"(?:(?<![\w./~-])|(?<=\s-[IL])|(?<=file://))"
+_PATH = re.compile(rf"(?<=(['\"])){_START}.+?(?=\1)|{_BEFORE}{_START}[\w.+@~=-]+(?:/[\w.+@~=-]+)*")
 _NODE = re.compile(r"host \S+ \([\w.:]+\)")  # of a cluster, as a failure names it
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
@@ -57,8 +58,13 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
+    folders = [record.run.model_folder, *local_fields(record.run.data).values()]
+    known = sorted((folder for folder in folders if folder.startswith("/")), key=len)
+
     def clean(entry: Any) -> Any:
         if isinstance(entry, str):
+            for path in reversed(known):  # with spaces, which the pattern would take for an end
+                entry = re.sub(rf"{re.escape(path)}[^\s'\":]*", "[path]", entry)
             return scrub(entry)
         if isinstance(entry, list):
             return list(map(clean, entry))

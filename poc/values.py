@@ -150,7 +150,8 @@ def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        # A text may have a file's name that is not UTF-8.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
         os.chmod(unfinished, 0o644)  # mkstemp lets only the owner read
         os.replace(unfinished, path)

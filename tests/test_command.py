@@ -22,6 +22,7 @@ from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
+from poc.values import to_plain
 from tests.builders import recipe_file, record_of, run_of
 from tests.launch import HOME, finish, python, records, run_here
 from tests.test_builds import simulate  # noqa: F401  # a fixture
@@ -149,6 +150,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("advise images.py --data empty --results out", "CIFAR-10"),
         ("run quick --only zzz", "'zzz'"),
         ("run quick --dollars 3 --machine mine", "--dollars"),
+        ("run quick --machine caf\udce9", "--machine"),
         ("report --price p3.2xlarge", "NAME=DOLLARS"),
         ("report --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
         ("report --results there --with nowhere", "--with: "),
@@ -272,7 +274,7 @@ def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, pr
     # A run in the journal of this machine is done.
     run = run_of(lr=0.01)
     fields = {**record_of().to_json(), "run": run.to_json(), "run_id": run.id, "infrastructure": "mine"}
-    fields.update(dataset="synthetic", environment=None, wall=1.0)
+    fields.update(dataset="synthetic", environment=None, wall=1.0, hardware=to_plain(hardware.detect()))
     journal.append(home / "results" / "mine" / journal.FILE, Record.from_json(fields))
     after = printed("plan", "--json", "--machine", "mine")
     assert (after["runs"], after["done"], after["price_per_hour"]) == (2, 1, None)

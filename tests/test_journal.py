@@ -58,6 +58,16 @@ def test_each_machine_has_a_folder_with_a_name_like_its_own(tmp_path: Path) -> N
     assert sorted(names_in(*journal.paths(tmp_path))) == sorted(map(repr, names))
 
 
+def test_a_folder_with_pages_of_the_user_s_own_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").touch()
+    journal.check_folder(tmp_path)
+    (tmp_path / "results.md").write_text("# Mine")
+    with pytest.raises(UserError, match=r"results\.md"):
+        journal.check_folder(tmp_path)
+    journal.append(journal.folder(tmp_path, "here") / journal.FILE, record_of())
+    journal.check_folder(tmp_path)
+
+
 def test_records_come_back_in_order_and_once_from_separate_or_joined_journals(tmp_path: Path) -> None:
     paths = [tmp_path / machine / "journal.jsonl" for machine in ("K80", "P100")]
     both = [record for path in paths for record in appended(path, "b", "a", "c", infrastructure=path.parent.name)]

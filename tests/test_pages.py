@@ -172,6 +172,19 @@ def test_a_model_with_only_tuning_runs_has_no_page_of_its_own(tmp_path: Path) ->
     assert [page.name for page in tmp_path.glob("model_*")] == ["model_lenet5_cifar10.md"]
 
 
+def test_a_report_removes_what_only_an_earlier_one_made(tmp_path: Path) -> None:
+    for name in ("figures/mine.svg", "model_card.md", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    own = {*tmp_path.rglob("*")}
+    written(tmp_path, on_gpus(1000), on_gpus(1900, 2, minute=1), trained(1000, 0.6, run={"model": "lenet5"}))
+    before = {path.name for path in {*tmp_path.rglob("*")} - own}
+    written(tmp_path, trained(1000, 0.8))
+    after = {path.name for path in {*tmp_path.rglob("*")} - own}
+    assert {"model_lenet5_cifar10.md", "scaling_cifar_resnet50_v2.svg"} <= before - after
+    assert all(path.exists() for path in own)
+
+
 def test_the_target_may_be_the_users(tmp_path: Path, records: list[Record]) -> None:
     page = written(tmp_path, *records, target=0.79)
     assert scorecard(page)[5].startswith(f"{12.5 * 50_000 / 1100 / 60:.2g} min")

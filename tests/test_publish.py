@@ -42,6 +42,7 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
     for text, clean in {
         f"OSError: {owner}/data/train.rec: no such file": "OSError: [path]: no such file",
         "No such file: '/home/somebody-else/x y'": "No such file: '[path]'",
+        "file:///home/bob/x.pt and /data/set=3/foo": "file://[path] and [path]",
         "\"/mnt/Ada's disk/x y.jpg\", '/root/a b'": "\"[path]\", '[path]'",
         "g++ -I/home/bob/inc -L/opt/x -I/usr/include": "g++ -I[path] -L[path] -I/usr/include",
         "/usr/lib:/root/.cache:/root, denied": "/usr/lib:[path]:[path], denied",
@@ -66,10 +67,12 @@ def save(folder: Path, *records: Record) -> None:
 def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -> None:
     private = f"MXNetError: {owner}/data/cifar10_train.rec of {USER} on {HOST}: /mnt/data is full"
     notes = [{"step": 3, "why": private}]
+    photo = "data: /mnt/Acme GmbH/x 1/train/a.jpg is no image"
     save(
         tmp_path / "results",
         record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run={"recipe": USER}),
         record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, framework_choice=private),
+        record_of(run={"data": {"name": "folder", "path": "/mnt/Acme GmbH/x 1"}}, reason=photo),
         record_of(infrastructure="test-machine", started="2026-11-21T09:00:00+00:00"),
     )
     fields = {"recipes": (f"{owner}/mine.py", "quick"), "runs": ("0123456789",), "skipped": {private: 2}}
@@ -79,12 +82,13 @@ def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -
     assert list((tmp_path / "out").iterdir()) == [folder]
     texts = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     assert len(texts) == 4
-    for secret in (str(owner), USER, HOST, "/mnt"):
+    for secret in (str(owner), USER, HOST, "/mnt", "GmbH"):
         assert not any(secret in text for text in texts)
     assert "of other machines: test-machine (--machine)" in left_out
-    failed, completed = journal.read(journal.paths(folder))
+    failed, completed, of_photos = journal.read(journal.paths(folder))
     assert failed.reason == "MXNetError: [path] of [user] on [host]: [path] is full"
     assert completed.run == record_of().run
+    assert of_photos.reason == "data: [path] is no image"
     published = last_run.read(folder)
     assert published is not None
     assert published.recipes == ("mine.py", "quick")

@@ -13,6 +13,7 @@ import pytest
 
 from poc import Folder, Recipe, published
 from poc.config.datasets import DataId
+from poc.host.hardware import Hardware
 from poc.plan import Planned, estimate, plan
 from poc.published import prices
 from poc.records import journal
@@ -97,7 +98,8 @@ def sweep_of(folder: Path, *plans: tuple[str, list[Planned]], **fields: Any) -> 
     return Sweep(plans, folder, place_in(folder, **fields))
 
 
-def recorded(folder: Path, record: Record) -> None:
+def recorded(folder: Path, record: Record, machine: Hardware = MACHINE) -> None:
+    record = dataclasses.replace(record, hardware=machine)
     journal.append(journal.folder(folder, record.infrastructure) / journal.FILE, record)
 
 
@@ -183,6 +185,14 @@ def test_a_record_counts_on_its_own_images(
     sweep.use({})
     sweep.use(images)
     assert bool(sweep.pending(sweep.items)) != counts
+
+
+@pytest.mark.parametrize("change", [{"cores": MACHINE.cores + 1}, {"cpu": "Another CPU"}, {"hosts": 2}])
+def test_a_record_of_other_hardware_with_the_machine_s_name_does_not_count(change: Any, tmp_path: Path) -> None:
+    record = record_of(**REAL, infrastructure="here")
+    recorded(tmp_path, record, dataclasses.replace(MACHINE, **change))
+    sweep = sweep_of(tmp_path, ("r", [Planned(run=record.run)]), images=SAME)
+    assert len(sweep.pending(sweep.items)) == 1
 
 
 def test_journals_share_no_checkpoints_and_one_that_moved_finds_its_own(tmp_path: Path) -> None:

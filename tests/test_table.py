@@ -17,6 +17,7 @@ from poc.records import timing
 from poc.records.record import Record
 from poc.records.row import COLUMNS, rate
 from poc.report import table as tables
+from poc.values import write_atomically
 from tests.builders import AUGMENTED, TEST_CPU, build, record_of
 from tests.launch import HOME
 
@@ -207,6 +208,9 @@ def test_a_price_is_that_of_the_whole_instance_for_the_wall_time() -> None:
     record = record_of(infrastructure="p2.8xlarge", price_per_hour=5.0)
     rows = [row_of(record), row_of(replace(record, price_per_hour=None)), row_of(record, **{"p2.8xlarge": 6.0})]
     assert [row.dollars_per_hour for row in rows] == [5.0, 7.2, 6.0]
+    # What was given for another machine with the same hardware is not this one's.
+    named = replace(record, infrastructure="on premises")
+    assert row_of(named, **{named.hardware.describe(): 6.0}).dollars_per_hour == 5.0
     # Of several hosts it is that of all, unless their name has a price of its own.
     together = record_of(infrastructure="2 hosts, each p2.8xlarge", hardware={**TEST_CPU, "hosts": 2})
     rows = [row_of(together), row_of(together, **{together.infrastructure: 10.0})]
@@ -253,6 +257,13 @@ def test_pandas_reads_every_row_of_rows_csv(tmp_path: Path) -> None:
     assert set(FIRST.split()) <= set(COLUMNS)
     assert not re.search(r"(^|,)(nan|None|<NA>|inf)(,|$)", text, re.MULTILINE)
     assert len(pd.read_csv(path)) == 3 + 186
+
+
+def test_names_that_pandas_would_take_for_missing_values_stay(tmp_path: Path) -> None:
+    names = ["NA", "None", "nan", "caf\udce9"]
+    records = [record_of(infrastructure=name) for name in names]
+    write_atomically(tmp_path / "rows.csv", tables.write(build(*records)))
+    assert {*tables.read(tmp_path / "rows.csv").machine} == {*names[:3], "caf\\udce9"}
 
 
 def test_every_column_is_described() -> None:

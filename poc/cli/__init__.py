@@ -35,8 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen, status = Options(function=None), 0
     try:
         parser().parse_args(arguments, chosen)
-        for line in journal.misplaced(chosen.results) if "results" in chosen else ():
-            print(line, file=sys.stderr)
+        if "results" in chosen:
+            journal.check_folder(chosen.results)
+            for line in journal.misplaced(chosen.results):
+                print(line, file=sys.stderr)
         status = int(chosen.function(chosen) or 0)
         sys.stdout.flush()
         return status
@@ -58,6 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
+
+
+def _name(text: str) -> str:
+    if not text.isprintable():  # nor are bytes that are no UTF-8
+        raise UserError(f"--machine: {text!r} is not allowed; use printable characters, in UTF-8")
+    return text
 
 
 def _path(text: str) -> Path:
@@ -88,7 +96,12 @@ def _share(text: str) -> float:
 def _groups() -> dict[str, _Parser]:
     groups: dict[str, _Parser] = defaultdict(lambda: _Parser(add_help=False))
     add = groups["machine"].add_argument
-    add("--machine", metavar="NAME", help="its name in results (default: cloud instance type, else hardware)")
+    add(
+        "--machine",
+        type=_name,
+        metavar="NAME",
+        help="its name in results (default: cloud instance type, else hardware)",
+    )
     add("--price", type=_positive, metavar="DOLLARS", help="per hour (default: in poc/published/prices.csv)")
 
     add = groups["data"].add_argument

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ Lost = tuple[str, str]  # the name of the process to blame for a failure, and th
 _HOME = Path(__file__).resolve().parents[2]
 _CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 2.0
+_END_SECONDS = 30.0
 _FIRST_END_SECONDS = 0.1
 KILLED_FOR_MEMORY = "its process ended early with signal 9: the kernel killed it because memory ran out"
 _HINTS: dict[int, str] = {
@@ -47,10 +49,13 @@ def start(
 
 
 def stop(processes: Iterable[subprocess.Popen[str]]) -> None:
-    """Kill the processes and wait until they have ended."""
+    """Kill the processes and wait until they have ended, or for half a minute: a driver may keep one for ever."""
+    processes, end = list(processes), time.monotonic() + _END_SECONDS
     for process in processes:
         process.kill()
-        process.wait()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
 
 
 def settle(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:

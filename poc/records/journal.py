@@ -40,6 +40,16 @@ def paths(results: Path) -> list[Path]:
     return sorted(results.glob(f"*/{FILE}"))
 
 
+def check_folder(results: Path) -> None:
+    """Raise UserError if `results` is a folder without results that has files which their pages might replace."""
+    files = sorted(path.name for pattern in ("*.md", "*.csv", "*.html", "figures") for path in results.glob(pattern))
+    has_results = any(results.glob("*/*.jsonl"))
+    if "results.md" in files:
+        has_results |= "](rows.csv)" in (results / "results.md").read_text(encoding="utf-8", errors="replace")
+    if files and not has_results:
+        raise UserError(f"--results: {results} has {files[0]}, but no results; use an empty or a new folder")
+
+
 def misplaced(results: Path) -> list[str]:
     """Return a line for each journal one folder too high or too deep in `results`, where it is not read.
 

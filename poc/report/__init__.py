@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "")
     lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
     pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, (title, blocks) in contents.items()}
     pages[page] = [*above, *recipes.blocks(results, MAX_LINES - lines), *below]
-    _write(folder, pages)
+    _write(folder, pages, page)
     plain = tabulate([{key: cell.replace("`", "") for key, cell in row.items()} for row in card], headers="keys")
     return f"{plain}\n\nWritten: {page}" if results.machine else f"Written: {page}"
 
@@ -106,8 +107,10 @@ def this_machine(rows: pd.DataFrame, last_run: LastRun | None) -> str:
     return str(ran.sort_values("started", kind="stable").machine.iloc[-1]) if len(ran) else ""
 
 
-def _write(folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
-    """Write pages with their figures; remove those that only an earlier report made."""
+def _write(folder: Path, pages: Mapping[Path, Sequence[Block]], page: Path) -> None:
+    """Write pages with their figures; remove those that only an earlier report made: `page` linked to them."""
+    former = _linked(page, folder)
+    former = former.union(*(_linked(path, folder) for path in former if path.suffix == ".md"))
     figures: dict[Path, Figure] = {}
     for path, blocks in pages.items():
         paragraphs = []
@@ -119,13 +122,15 @@ def _write(folder: Path, pages: Mapping[Path, Sequence[Block]]) -> None:
         write_atomically(path, "\n\n".join(paragraphs) + "\n")
     for file, figure in figures.items():
         write_atomically(file, chart.svg(figure.figure))
-    former = {
-        *(folder / "figures").glob("*.svg"),
-        *folder.glob("model_*.md"),
-        *(folder / f"{name}.md" for name in PAGES),
-    }
     for file in former - {*pages, *figures}:
         file.unlink(missing_ok=True)
+
+
+def _linked(page: Path, folder: Path) -> set[Path]:
+    """Return the pages and figures in `folder` that a page links to."""
+    text = page.read_text(encoding="utf-8", errors="replace") if page.exists() else ""
+    links = re.findall(r"\]\(([^):]+\.(?:md|svg))\)", text)
+    return {path for link in links if (path := Path(os.path.normpath(page.parent / link))).is_relative_to(folder)}
 
 
 def _path(target: Path, page: Path) -> str:

@@ -84,7 +84,8 @@ def write(table: pd.DataFrame) -> str:
 
 def read(path: Path) -> pd.DataFrame:
     """Return the table of a rows.csv."""
-    return _typed(pd.read_csv(path, dtype=dict.fromkeys(_TEXTS, str)))
+    # A machine may be called "NA".
+    return _typed(pd.read_csv(path, dtype=dict.fromkeys(_TEXTS, str), keep_default_na=False, na_values=[""]))
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
@@ -268,7 +269,9 @@ def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
         if price is None and (each := prices.of(_one_host(machine, hosts), _one_host(hardware, hosts))):
             dollars_per_hour = hosts * each.dollars_per_hour
             price = replace(each, machine=f"{hosts:.0f}x {each.machine}", dollars_per_hour=dollars_per_hour)
-        if pd.notna(recorded) and (price is None or price.source != GIVEN):
+        # A price that was given now for another machine with this hardware is not this one's.
+        names = (machine, f"{hosts:.0f}x {_one_host(machine, hosts)}")
+        if pd.notna(recorded) and (price is None or price.source != GIVEN or price.machine not in names):
             price = Price(machine=machine, dollars_per_hour=recorded, source=GIVEN)
         hourly_prices.append(price or Price(machine=machine, dollars_per_hour=math.nan))
     table["dollars_per_hour"] = [price.dollars_per_hour for price in hourly_prices]

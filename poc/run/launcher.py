@@ -200,7 +200,8 @@ class LocalLauncher:
                 interrupted = True
             finally:
                 processes.stop(workers.values())
-            results = {name: _result(events[name], process.returncode) for name, process in workers.items()}
+            ends = {name: process.returncode for name, process in workers.items()}  # None: it cannot be killed
+            results = {name: _result(events[name], -9 if end is None else end) for name, end in ends.items()}
         if failure and failure[0] in results and results[failure[0]].wall is not None:
             failure = failure[0], results[failure[0]].reason  # in its own words
         return HostResult(

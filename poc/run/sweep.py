@@ -12,6 +12,7 @@ from pathlib import Path
 from poc import data, search
 from poc.config.datasets import DataId
 from poc.config.run import Run
+from poc.host.hardware import Hardware
 from poc.plan import Planned, estimate
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
@@ -53,7 +54,7 @@ class Sweep:
     def use(self, images: Mapping[str, DataId]) -> None:
         """Read the journal, and set the data sets of the runs (`RunContext.images`), which decide what in it is done.
 
-        A record counts if it is of the same images, and of the same environment or an unknown one.
+        A record counts if it is of the same images and hardware, and of the same environment or an unknown one.
         """
         self.context = dataclasses.replace(self.context, images=images, journal=journal.identity(self.path))
         records = journal.read(journal.paths(self.results))
@@ -62,7 +63,8 @@ class Sweep:
         self.pace = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
         same = [record for record in records if record.environment in environments and record.started >= self.since]
-        self._done = schedule.DoneRepeats(same, images)
+        here = _hardware(self.context.machine)
+        self._done = schedule.DoneRepeats((each for each in same if _hardware(each.hardware) == here), images)
 
     def say(self, line: str, *, detail: bool = False) -> None:
         """Print a line on standard error; a `detail` only if the sweep is verbose."""
@@ -243,3 +245,7 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
     specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
     opened = [spec for spec in specs if spec in pending or data.find(spec, source=source, cache=cache)]
     return data.identify(opened, source=source, cache=cache)
+
+
+def _hardware(machine: Hardware) -> tuple[str, str, int]:
+    return machine.describe(), machine.cpu, machine.cores
