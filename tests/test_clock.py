@@ -350,4 +350,4 @@ def test_time_is_stolen_from_the_cores_that_may_be_used(tmp_path: Path, monkeypa
     # A container can number its cores anew.
     for usable, expected in (({0, 1}, both), ({1}, second), ({4, 5}, both)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: usable)
-        assert hardware.core_times() == expected
+        assert hardware.core_times(tmp_path) == expected

@@ -170,6 +170,35 @@ def test_the_lowest_limit_of_all_groups_up_to_the_root_counts(
 
 
 @pytest.mark.parametrize(
+    ("groups", "files", "seconds"),
+    [
+        ("0::/pod/ctr", {"pod/cpu.max": "200000 100000", "pod/cpu.stat": "usage_usec 4500000\nuser_usec 1"}, 4.5),
+        (
+            "2:cpu,cpuacct:/d",
+            {
+                "cpu,cpuacct/d/cpu.cfs_quota_us": 200_000,
+                "cpu,cpuacct/d/cpu.cfs_period_us": 100_000,
+                "cpu,cpuacct/d/cpuacct.usage": 4_500_000_000,
+            },
+            4.5,
+        ),
+        ("0::/pod", {"pod/cpu.max": "200000 100000"}, None),  # unknown
+        ("0::/pod", {"pod/cpu.max": "400000 100000", "pod/cpu.stat": "usage_usec 4500000"}, None),  # not the limit
+    ],
+)
+def test_with_a_quota_only_its_group_s_processes_take_its_cores(
+    groups: str, files: dict[str, Any], seconds: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    times = dict.fromkeys(("user", "nice", "system", "irq", "softirq", "steal"), 1.0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [SimpleNamespace(**times)] * 4)
+    kernel_tree(tmp_path, {"proc/self/cgroup": groups})
+    kernel_tree(tmp_path / "sys/fs/cgroup", files)
+    cores, busy, stolen = hardware.core_times(tmp_path)
+    assert (cores, busy, stolen) == ((2, seconds, 0.0) if seconds else (4, 20.0, 4.0))
+
+
+@pytest.mark.parametrize(
     ("groups", "files", "kills"),
     [
         ("0::/pod/ctr", {"pod/memory.events": "oom 9\noom_kill 9", "pod/ctr/memory.events": "oom 3\noom_kill 2"}, 2),

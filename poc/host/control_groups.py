@@ -16,11 +16,26 @@ _MOUNTS = {"": ("", "unified"), "cpu": ("cpu", "cpu,cpuacct"), "memory": ("memor
 
 def core_quota(system: Path = Path("/")) -> float | None:
     """Return the CPU seconds per second that this process may use; None if unlimited."""
-    settings = [text(group / "cpu.max").split() for group in _groups("", system)]
+    return min((quota for quota, _ in _quotas(system)), default=None)
+
+
+def core_seconds(system: Path = Path("/")) -> float | None:
+    """Return the CPU seconds that the group with the lowest quota has used; None if it is unknown, or there is none."""
+    group = min(_quotas(system), default=(0.0, system))[1]
+    if used := re.search(r"^usage_usec (\d+)$", text(group / "cpu.stat"), re.MULTILINE):
+        return int(used[1]) / 1e6
+    nanoseconds = text(group / "cpuacct.usage")
+    return int(nanoseconds) / 1e9 if nanoseconds else None
+
+
+def _quotas(system: Path) -> Iterator[tuple[float, Path]]:
+    """Yield the quota of each of this process's groups that has one, in cores."""
+    settings = [(group, text(group / "cpu.max").split()) for group in _groups("", system)]
     for group in _groups("cpu", system):
-        settings.append([text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")])
-    quotas = [int(setting[0]) / int(setting[1]) for setting in settings if setting and setting[0].isdigit()]
-    return min(quotas, default=None)
+        settings.append((group, [text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]))
+    for group, setting in settings:
+        if setting and setting[0].isdigit():
+            yield int(setting[0]) / int(setting[1]), group
 
 
 def memory_limit(system: Path = Path("/")) -> int | None:

@@ -149,12 +149,16 @@ def usable_memory(system: Path = Path("/")) -> int:
     return min(int(limit) for limit in limits if limit is not None)
 
 
-def core_times() -> tuple[int, float, float]:
+def core_times(system: Path = Path("/")) -> tuple[int, float, float]:
     """Return the number of usable cores, and their busy and stolen core-seconds since the machine started.
 
-    Busy counts all processes; stolen is the time in which the hypervisor ran other machines on these cores.
+    Busy counts all processes; stolen is the time in which the hypervisor ran other machines on these cores. With a
+    lower quota busy is that of this process's control group: what others do on further cores leaves the quota free.
     """
     cores, usable = psutil.cpu_times(percpu=True), os.sched_getaffinity(0)
+    quota, used = control_groups.core_quota(system), control_groups.core_seconds(system)
+    if quota is not None and used is not None and quota < len(usable):
+        return max(1, int(quota)), used, 0.0
     if max(usable) < len(cores):  # a container may renumber its cores
         cores = [cores[core] for core in usable]
     busy = sum(core.user + core.nice + core.system + core.irq + core.softirq for core in cores)
