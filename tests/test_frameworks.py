@@ -148,6 +148,11 @@ def test_a_framework_has_a_builder_for_each_network_that_it_claims(framework: st
             for kvstore in ("dist_async", "none", DistSync(two_bit=0.5))
         ),
         ("mxnet", {"devices": 2, "workers": 2, "kvstore": "dist_async", "optimizer": "adamw"}, "kvstore"),
+        *(
+            ("mxnet", {"devices": 2, "emulated": True, "kvstore": each}, "kvstore")
+            for each in ("none", Device(two_bit=1))
+        ),
+        ("mxnet", {"model": "cifar_vgg16", "zero_init_gamma": True}, "zero_init_gamma"),
     ],
     ids=str,
 )

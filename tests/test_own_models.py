@@ -284,6 +284,12 @@ def net(classes):
     return net
 
 
+def slower(classes):
+    block = net(classes)
+    block[1].weight.lr_mult = 0.5
+    return block
+
+
 def unused(classes):
     class Net(nn.HybridBlock):
         def __init__(self):
@@ -316,6 +322,12 @@ def test_a_gluon_block_keeps_the_initializer_of_layers_whose_shapes_are_not_know
     run = own("mxnet", tmp_path, model="net.py:net").run
     weights = [values for name, values in parameters(frameworks.open_session(run)).items() if "weight" in name]
     assert [np.unique(values).tolist() for values in weights] == [[0.25]]
+
+
+def test_a_multiplier_of_gluon_that_training_would_ignore_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEFERRED)
+    with pytest.raises(UserError, match="lr_mult"):
+        own("mxnet", tmp_path, model="net.py:slower")
 
 
 @pytest.mark.slow

@@ -155,6 +155,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"run": EMULATED, "norms": [norms(step, 50.0 if step < 30 else 1000.0) for step in range(0, 60, 2)]},
         {"noise_scale": 1000, "noise_low": 1000, "noise_high": 1000},
     ),
+    "noise scale of a run that ended at its target": (
+        {"run": {**EMULATED, "steps": 600}, "norms": [norms(step, 1000.0) for step in range(0, 60, 2)]},
+        {"noise_scale": 1000},
+    ),
 }
 
 

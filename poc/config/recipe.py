@@ -17,7 +17,7 @@ from poc.config.datasets import CIFAR10, HELD_OUT, Data, with_validation_split
 from poc.config.fields import Or, configuration, field
 from poc.config.kvstores import SSP, AnyKVStore, Device, DistAsync
 from poc.config.optimizers import SGD, AnyOptimizer
-from poc.config.rates import AnyRate, Linear, Schedule, Search, steps_per_epoch
+from poc.config.rates import AnyRate, Fixed, Linear, Schedule, Search, steps_per_epoch
 from poc.values import Count, CountOrZero, Flag, Positive, PositiveOrZero, Share, UserError, as_list, invalid, suggest
 
 NODE = "node"
@@ -201,6 +201,9 @@ class Setting(Training):
         if schedule.warmup_steps and schedule.warmup_from > schedule.learning_rate:
             full = f"{schedule.learning_rate:g}, the learning rate at a global batch of {self.global_batch}"
             raise invalid(f"lr: {type(self.lr).__name__}.warmup_from", schedule.warmup_from, f"use at most {full}")
+        if isinstance(self.lr, Fixed) and self.lr.warmup_epochs and schedule.warmup_steps < 2:
+            epoch = f"an epoch has {steps_per_epoch(self.data.train_images, self.global_batch)} steps"
+            raise invalid("lr: warmup_epochs", self.lr.warmup_epochs, f"use two steps or more; {epoch}")
         steps = [schedule.warmup_steps, *drops, schedule.steps]
         if any(step >= following for step, following in itertools.pairwise(steps)):
             field_name = "Steps.at" if drops else "warmup_epochs"

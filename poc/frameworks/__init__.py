@@ -136,8 +136,8 @@ def _unsupported_option(run: Run) -> str | None:
     }
     if not run.has_own_model:
         supported["model"] = run.model, framework.NETWORKS
-    elif run.zero_init_gamma:
-        return f"zero_init_gamma=True needs a registered model, not {run.model}"
+    if run.zero_init_gamma and (run.has_own_model or "resnet" not in run.model):
+        return f"zero_init_gamma=True needs a registered ResNet, not {run.model}"
     if run.synchronises:
         supported["kvstore"] = run.kvstore.name, [kind.name for kind in framework.KVSTORES]
     for field, (name, names) in supported.items():
@@ -160,6 +160,8 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if run.straggler and run.workers == 1:
         return f"straggler={run.straggler:g} needs at least 2 workers"
     exact = run.kvstore.sums and getattr(run.kvstore, "two_bit", None) is None
+    if run.emulated and not (exact and getattr(run.kvstore, "gradient_bits", 32) == 32):
+        return f"kvstore={run.kvstore} needs real devices: emulated ones sum their gradients exactly"
     if run.synchronises and run.gradient_noise and not exact:
         return f"gradient_noise={run.gradient_noise} needs an exact sum of the gradients, not kvstore={run.kvstore}"
     if run.dtype == "float16" and run.gradient_noise:

@@ -305,7 +305,7 @@ class Record(WorkerResult):
     @property
     def noise(self) -> dict[str, float | None]:
         """Columns of rows.csv: the gradient noise scale in the second half of the training, with its interval."""
-        norms = [each for each in self.norms if 2 * each.step >= self.run.steps]
+        norms = [each for each in self.norms if 2 * each.step >= self.steps]
         small, large = self.run.batch_per_device, self.run.global_batch
         scale = noise.scale(norms, small_batch=small, large_batch=large)
         if scale is None:
