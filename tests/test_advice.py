@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from poc import Recipe, Synthetic
 from poc.cli import advise, main
 from poc.cli.advise import Estimate
 from poc.config import Setting, load
@@ -19,7 +20,7 @@ from poc.published.prices import Price
 from poc.records import journal
 from poc.records.row import Row
 from poc.values import UserError
-from tests.builders import MACHINE, recipe_file, record_of
+from tests.builders import MACHINE, SMALL, recipe_file, record_of
 from tests.launch import HOME
 from tools import fit_scaling
 from tools.fit_scaling import Pair
@@ -141,6 +142,13 @@ def test_an_own_model_is_found_beside_the_recipe(tmp_path: Path) -> None:
     setting = advise.first_setting(load(path), MACHINE)
     (planned,) = advise.plan_probes(path, setting, MACHINE)
     assert (planned.run.model_folder, planned.skip) == (str(tmp_path.resolve()), "")
+
+
+def test_a_batch_that_fits_one_device_only_needs_no_probe_on_two() -> None:
+    data = Synthetic(size=32, crop=32, train=40, validation=10)
+    setting = advise.first_setting(Recipe(**{**SMALL, "data": data, "batch_per_device": 32}), MACHINE)
+    (planned,) = advise.plan_probes(Path("x.py"), setting, MACHINE)
+    assert planned.run.global_batch == 32
 
 
 def test_a_batch_that_is_to_be_searched_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

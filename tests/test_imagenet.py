@@ -138,3 +138,16 @@ def test_without_files_it_says_what_to_give(tmp_path: Path) -> None:
         load(None)
     with pytest.raises(UserError, match=r"imagenet_train.rec is missing; "):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("options", [[], [cv2.IMWRITE_JPEG_PROGRESSIVE, 1], [cv2.IMWRITE_JPEG_RST_INTERVAL, 4]])
+def test_a_truncated_jpeg_is_refused_whatever_its_header_and_end(options: list[int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)
+    jpeg = cv2.imencode(".jpg", pixels, options)[1].tobytes()
+    thumbnail = b"\xff\xe1" + (len(jpeg) + 2).to_bytes(2, "big") + jpeg  # has a scan and an end of its own
+    for whole in (jpeg, jpeg[:2] + thumbnail + jpeg[2:], jpeg + b"\xff\xda and a film"):
+        assert recordio.decode(whole, "x").shape == (48, 48, 3)
+    for start in (b"", thumbnail):
+        for share in (0.5, 0.9, 0.999):
+            with pytest.raises(UserError, match="x is"):
+                recordio.decode(jpeg[:2] + start + jpeg[2 : int(share * len(jpeg))], "x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,28 @@ def test_the_hash_covers_packages_beside_the_file_and_what_they_import(tmp_path:
     assert own_models.source_hash("layers.deep.more:x", tmp_path) not in hashes
 
 
+def test_the_hash_covers_the_package_of_an_installed_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        """As an editable installation leaves one in place of a folder in sys.path."""
+
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            file = tmp_path / name / "__init__.py"
+            return importlib.util.spec_from_file_location(name, file) if name == "installed" else None
+
+    for name, code in {"__init__": "", "models": "from installed.layers import x\nimport other", "layers": ""}.items():
+        (tmp_path / "installed").mkdir(exist_ok=True)
+        (tmp_path / "installed" / f"{name}.py").write_text(code)
+    (tmp_path / "other.py").touch()
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    hashes = []
+    for changed in ("other.py", "installed/layers.py"):
+        hashes.append(own_models.source_hash("installed.models:net", tmp_path / "recipes"))
+        (tmp_path / changed).write_text("# changed")
+    hashes.append(own_models.source_hash("installed.models:net", tmp_path / "recipes"))
+    assert (hashes[0] == hashes[1], hashes[1] == hashes[2]) == (True, False)
+
+
 def test_a_module_is_one_of_the_folder_or_an_installed_one(tmp_path: Path) -> None:
     (tmp_path / "nets" / "small").mkdir(parents=True)
     for file in ("nets/one.py", "nets/small/__init__.py"):
@@ -205,7 +228,13 @@ def test_mean_and_deviation_have_defaults_and_are_one_value_each() -> None:
     own_mean, own_scale = own_run().normalisation
     assert own_mean == pytest.approx((123.675, 116.28, 103.53))
     assert 1 / np.array(own_scale) == pytest.approx([58.395, 57.12, 57.375])
-    for wrong in ({"std": (0.2, 0.0, 0.2)}, {"mean": (0.5, 0.5)}, {"mean": 0.5}):
+    for wrong in (
+        {"std": (0.2, 0.0, 0.2)},
+        {"std": (58, 57, 57)},
+        {"mean": (123.7, 116.8, 103.9)},
+        {"mean": (0.5, 0.5)},
+        {"mean": 0.5},
+    ):
         with pytest.raises(UserError, match=next(iter(wrong))):
             Recipe("cifar_mlp", data=CIFAR["data"], **wrong)
 

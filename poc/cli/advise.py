@@ -133,14 +133,15 @@ def plan_probes(recipe: Path, setting: Setting, machine: Hardware, steps: int = 
     fields = {name: entry for name, entry in vars(setting).items() if name not in _REPLACED}
     fields.update(workers=1, straggler=0.0, kvstore="device", emulated=False, seeds=1, repeats=1, evaluate=False)
     fields.update(batch_per_device=setting.batches[-1], gradient_noise=None, steps=steps, window=5)
-    on_one, on_two = (
+    # Two devices of one CPU share its cores, which shows nothing about two machines.
+    has_two = setting.kind == "gpu" and 2 * setting.batches[-1] * setting.accumulate <= setting.data.train_images
+    on_one, *on_two = (
         plan(recipe.stem, Recipe(**{**fields, "devices": count}, folder=recipe.resolve().parent), machine)[0]
-        for count in (1, 2)
+        for count in ((1, 2) if has_two else (1,))
     )
     if on_one.skip:
         raise UserError(f"{recipe.name}: {on_one.skip}")
-    # Two devices of one CPU share its cores, which shows nothing about two machines.
-    return [on_one] if on_two.skip or setting.kind == "cpu" else [on_one, on_two]
+    return [on_one, *(item for item in on_two if not item.skip)]
 
 
 def _measure(planned: Sequence[Planned], context: RunContext, file: Path) -> list[Record]:

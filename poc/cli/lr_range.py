@@ -68,7 +68,11 @@ def lr_range(options: Options) -> int:
     failed = run_sweep(sweep, price=price.dollars_per_hour if price else None)
     runs = [item.run for item in planned if not item.skip]
     details = varied(runs)
-    tests = {label(record.run, details): range_test(record) for record in _records(sweep, runs)}
+    several = len({run.data.key for run in runs}) > 1  # data sets may differ in their paths alone
+    tests = {
+        label(record.run, details) + (f", {record.run.data.key}" if several else ""): range_test(record)
+        for record in _records(sweep, runs)
+    }
     if tests:
         figure = sweep.path.with_name(f"lr_range_{path.stem}.svg")
         write_atomically(figure, _figure(tests))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import pydantic
-from annotated_types import Len
+from annotated_types import Gt, Le, Len
 
 from poc.config import networks
 from poc.config.datasets import CIFAR10, HELD_OUT, Data, with_validation_split
@@ -31,6 +31,7 @@ AUTO: Final = "auto"
 EPOCHS = 12
 """Length of a recipe that sets none: the main study's."""
 _MOST_RUNS = 10_000
+_Deviation = Annotated[float, pydantic.Strict(), Gt(0), Le(1)]
 _LARGEST_BATCH = 2**16  # larger batches make no device faster
 
 
@@ -44,9 +45,9 @@ class Training:
     model: str
     """Name of a registered model (`poc/config/networks.py`); or "FILE.py:FUNCTION" or "package.module:FUNCTION", a
     function of the number of classes that returns a Gluon HybridBlock or a PyTorch Module; or "ZOO:NAME"."""
-    mean: networks.Channels | None = field(default=None, label="mean {}")
+    mean: tuple[Share, Share, Share] | None = field(default=None, label="mean {}")
     """Mean of each channel, of pixels in 0..1, that is subtracted; None: the registered model's, else ImageNet's."""
-    std: tuple[Positive, Positive, Positive] | None = field(default=None, label="std {}")
+    std: tuple[_Deviation, _Deviation, _Deviation] | None = field(default=None, label="std {}")
     """Standard deviation of each channel, of pixels in 0..1, that they are divided by; None as for `mean`."""
     data: Data = field(default=CIFAR10(), label="{}")
     """Images (`poc/config/datasets.py`)."""

@@ -56,6 +56,8 @@ def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
 
 def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:
     """Decode an image, (height, width, 3), blue first; raises UserError if it is none, or larger than any photo."""
+    if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):  # OpenCV would leave what is missing uninitialised
+        raise UserError(f"data: {where} is a truncated JPEG; replace it")
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
     except cv2.error:  # larger than the limit in poc/__init__.py
@@ -63,6 +65,15 @@ def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:
     if pixels is None:
         raise UserError(f"data: {where} is not an image that can be decoded; replace it")
     return np.asarray(pixels, np.uint8)
+
+
+def _has_end(jpeg: bytes) -> bool:
+    """Return whether an end marker follows the start of the first scan; a thumbnail in the header has its own."""
+    position = 2
+    while jpeg[position : position + 1] == b"\xff" and jpeg[position + 1 : position + 2] != b"\xda":
+        is_padding = jpeg[position + 1 : position + 2] == b"\xff"
+        position += 1 if is_padding else 2 + int.from_bytes(jpeg[position + 2 : position + 4], "big")
+    return jpeg.find(b"\xff\xd9", position) >= 0
 
 
 def _parts(content: bytes | mmap.mmap, where: object) -> Iterator[tuple[int, int, int]]:

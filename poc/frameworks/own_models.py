@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -65,6 +65,11 @@ def source(model: str, folder: Path) -> Path | None:
     for home, end in itertools.product([*sys.path, str(folder)], (".py", "/__init__.py")):
         if (file := Path(home, where.replace(".", "/") + end)).is_file():
             return file
+    package, *rest = where.split(".")
+    spec = importlib.util.find_spec(package or " ")  # of an editable installation, whose folder need not be in sys.path
+    for home, end in itertools.product((spec and spec.submodule_search_locations) or (), (".py", "/__init__.py")):
+        if (file := Path(f"{Path(home, *rest)}{end}")).is_file():
+            return file
     raise UserError(f"model: there is no module {where!r}; {suggest(where, ZOOS)}")
 
 
@@ -87,13 +92,16 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
         nodes = [*ast.walk(ast.parse(file.read_bytes()))]
     except (SyntaxError, ValueError):
         return
+    root = next(parent for parent in file.parents if not (parent / "__init__.py").is_file())
     for node in nodes:
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
         package, level = (node.module, node.level) if isinstance(node, ast.ImportFrom) else ("", 0)
         for alias in node.names:
             parts = [*filter(None, (package or "").split(".")), *alias.name.split(".")]
-            for base in [*file.parents][level - 1 : level] if level else [file.parent, folder]:
+            # Of where packages are installed only its own one is the model's.
+            own = [root] if parts[0] == file.relative_to(root).parts[0] else []
+            for base in [*file.parents][level - 1 : level] if level else [file.parent, folder, *own]:
                 for last in range(1, len(parts) + 1):
                     module = base.joinpath(*parts[:last])
                     yield from (module.with_name(f"{module.name}.py"), module / "__init__.py")

@@ -102,6 +102,8 @@ class MXNetSession(Session):
         self._prepare_sync()
         if state is not None:
             self._load_optimizers(state)
+        if run.has_own_model and run.evaluate:
+            _ = self._evaluating_net  # now: its file may change while it trains
 
     def _prepare_sync(self) -> None:
         """Flatten the parameters into buffers, and join the devices by a kvstore."""
@@ -357,7 +359,8 @@ class MXNetSession(Session):
     def _correct_and_loss(self, images: Any, labels: Any) -> tuple[Any, Any]:
         scores = self._evaluating_net(images)
         losses = -mx.nd.pick(mx.nd.log_softmax(scores), labels)
-        return (scores.argmax(axis=1) == labels).sum(), losses.sum()
+        # float16 has no odd class above 2,048.
+        return (scores.astype(np.float32).argmax(axis=1) == labels).sum(), losses.sum()
 
     def _set_whitening(self, filters: np.ndarray) -> None:
         self._net.whitening.weight.set_data(mx.nd.array(filters))
