@@ -59,11 +59,11 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
     folders = [record.run.model_folder, *local_fields(record.run.data).values()]
-    known = sorted((folder for folder in folders if folder.startswith("/")), key=len)
+    known_paths = sorted((folder for folder in folders if folder.startswith("/")), key=len)
 
     def clean(entry: Any) -> Any:
         if isinstance(entry, str):
-            for path in reversed(known):  # with spaces, which the pattern would take for an end
+            for path in reversed(known_paths):  # with spaces, which the pattern would take for an end
                 entry = re.sub(rf"{re.escape(path)}[^\s'\":]*", "[path]", entry)
             return scrub(entry)
         if isinstance(entry, list):

@@ -68,9 +68,9 @@ def lr_range(options: Options) -> int:
     failed = run_sweep(sweep, price=price.dollars_per_hour if price else None)
     runs = [item.run for item in planned if not item.skip]
     details = varied(runs)
-    several = len({run.data.key for run in runs}) > 1  # data sets may differ in their paths alone
+    names_data = len({run.data.key for run in runs}) > 1  # data sets may differ in their paths alone
     tests = {
-        label(record.run, details) + (f", {record.run.data.key}" if several else ""): range_test(record)
+        label(record.run, details) + (f", {record.run.data.key}" if names_data else ""): range_test(record)
         for record in _records(sweep, runs)
     }
     if tests:

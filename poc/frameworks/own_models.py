@@ -100,8 +100,8 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
         for alias in node.names:
             parts = [*filter(None, (package or "").split(".")), *alias.name.split(".")]
             # Of where packages are installed only its own one is the model's.
-            own = [root] if parts[0] == file.relative_to(root).parts[0] else []
-            for base in [*file.parents][level - 1 : level] if level else [file.parent, folder, *own]:
+            package_homes = [root] if parts[0] == file.relative_to(root).parts[0] else []
+            for base in [*file.parents][level - 1 : level] if level else [file.parent, folder, *package_homes]:
                 for last in range(1, len(parts) + 1):
                     module = base.joinpath(*parts[:last])
                     yield from (module.with_name(f"{module.name}.py"), module / "__init__.py")

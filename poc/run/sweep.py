@@ -63,8 +63,8 @@ class Sweep:
         self.pace = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
         same = [record for record in records if record.environment in environments and record.started >= self.since]
-        here = _hardware(self.context.machine)
-        self._done = schedule.DoneRepeats((each for each in same if _hardware(each.hardware) == here), images)
+        this_hardware = _hardware(self.context.machine)
+        self._done = schedule.DoneRepeats((each for each in same if _hardware(each.hardware) == this_hardware), images)
 
     def say(self, line: str, *, detail: bool = False) -> None:
         """Print a line on standard error; a `detail` only if the sweep is verbose."""

@@ -88,8 +88,8 @@ def count(net: Any, classes: int, size: int) -> Cost:
     for name in trained:
         parameter = net.collect_params()[name]
         if parameter.lr_mult != 1 or parameter.wd_mult not in (0, 1) or parameter.grad_req != "write":
-            what = "lr_mult, wd_mult other than 0 and 1, or grad_req='add'"
-            raise UserError(f"{name} has {what}, which are not supported; grad_req='null' freezes it")
+            multipliers = "lr_mult, wd_mult other than 0 and 1, or grad_req='add'"
+            raise UserError(f"{name} has {multipliers}, which are not supported; grad_req='null' freezes it")
     if unused := [name for name in trained if name not in arguments]:
         raise UserError(f"its scores do not depend on {unused[0]}: remove it, or set grad_req = 'null'")
     parameters = sum(math.prod(arguments[name]) for name in trained)

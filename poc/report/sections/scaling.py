@@ -35,8 +35,8 @@ def series(results: Results, rows: pd.DataFrame, *, without_speedup: bool = Fals
         groups = same_batch.groupby(["quick", "length", "workload", "framework", "layout"])
         candidates = [_series(results, group) for _, group in groups]
         ranked = sorted((curve for curve in candidates if len(curve)), key=rank)
-        whole = [curve for curve in ranked if len(curve) > 1 and curve.devices[0] == 1]
-        every_series += (whole or (ranked if without_speedup else []))[:1]
+        with_speedup = [curve for curve in ranked if len(curve) > 1 and curve.devices[0] == 1]
+        every_series += (with_speedup or (ranked if without_speedup else []))[:1]
     return every_series
 
 
