@@ -103,6 +103,7 @@ def test_again_repeats_all_and_after_a_stop_what_is_left(tmp_path: Path) -> None
     before, since, after = (f"2026-11-21T10:0{minute}:00+00:00" for minute in range(3))
     for rate, started in ((0.01, before), (0.02, before), (0.01, after)):
         record = replace(record_of(infrastructure="here", started=started), run=run_of(lr=rate, epochs=1))
+        record = replace(record, hardware=hardware.detect())
         journal.append(results / "here" / journal.FILE, record)
     request = LastRun(recipes=(str(recipe),), runs=(), skipped={}, machine="here", again_since=since)
     last_run.write(results, request)
