@@ -47,7 +47,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         "out."
     )
     missed = [
-        f"Not reached on {markdown.devices(part.iloc[0])} ({_best_accuracy(part, results.target)})."
+        f"{results.target:g} was not reached on {markdown.devices(part.iloc[0])} "
+        f"({_best_accuracy(part, results.target)})."
         for _, part in _candidates(results.of(subject)).groupby("devices")
         if part.seconds_to_target.isna().all()
     ]
@@ -64,7 +65,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
 
 def _best_accuracy(rows: pd.DataFrame, target: float) -> str:
     highest = rows.accuracy.max()
-    return f"best {highest:.3f}" if float(f"{highest:.3f}") < target else "by some seeds only"
+    return f"best accuracy {highest:.3f}" if float(f"{highest:.3f}") < target else "by some seeds only"
 
 
 def _batch_and_lr(row: Any) -> str:

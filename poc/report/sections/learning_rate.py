@@ -73,7 +73,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         f"Test accuracy of {subject.label} at the best learning rate that was tried, {results.recipe(subject)}"
         f"{epochs}{'; published: accuracy (learning rate)' if published else ''}. n is the number of seeds."
         + (" Emulated devices count: their accuracy is that of real ones." if measured.emulated.any() else "")
-        + (" A rate that a search chose comes before all others." if measured.chosen.any() else "")
+        + (" Where a search chose a learning rate, the row shows that one." if measured.chosen.any() else "")
     )
     curves = [chart.Line("this machine", measured.accuracy.to_dict(), measured=True)]
     curves += [chart.Line(name, best.accuracy.to_dict()) for name, best in published.items()]

@@ -29,7 +29,8 @@ def blocks(results: Results, max_lines: int) -> list[Block]:
     share = max(1, most // max(1, rows.recipe.nunique()))
     shown = rows if len(rows) <= most else rows.groupby("recipe").head(share).head(most)
     hidden = len(rows) - len(shown)
-    about = 'Settings of the last command on this machine, the latest first. "batch" is per device.'
+    of_command = " of the last command" if results.last_run and results.last_run.runs else ""
+    about = f'Settings{of_command} on this machine, failed ones and the latest first. "batch" is per device.'
     link = [f"{hidden} more settings are in the page of all settings."] if hidden else []
     return [*section("Your recipes", about, markdown.table(_lines(shown))), *link]
 
@@ -39,7 +40,7 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
 
     Candidates of searches are left out: they have a table of their own.
 
-    Recipes that were given by path come first, quick runs last, then the latest first.
+    Recipes that were given by path come first, and quick runs last; of each those that failed, then the latest.
     """
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]
@@ -52,8 +53,9 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     both = pd.concat([completed, failed]) if len(failed) else completed
     recipes = results.last_run.recipes if results.last_run else ()
     by_path = [Path(name).stem for name in recipes if name.endswith(".py")]
-    both = both.assign(shipped=~both.recipe.isin(by_path))
-    both = both.sort_values(["shipped", "quick", "started"], ascending=[True, True, False], kind="stable")
+    both = both.assign(shipped=~both.recipe.isin(by_path), completed=both.outcome == COMPLETED)
+    both = both.sort_values("started", ascending=False, kind="stable")
+    both = both.sort_values(["shipped", "quick", "completed"], kind="stable")
     names = both.recipe + both.quick.map({True: " (quick)", False: ""})
     return both.assign(recipe=names, quick=False)
 
@@ -61,7 +63,8 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
 def every_setting(results: Results) -> list[Block]:
     """Return every setting of every machine, a table for each machine, this one first."""
     blocks: list[Block] = [
-        'The latest first, quick runs last; "batch" is per device. [rows.csv](rows.csv) has every repeat.'
+        'Failed and the latest ones first, quick ones last; "batch" is per device. '
+        "[rows.csv](rows.csv) has all repeats."
     ]
     for name in dict.fromkeys(results.runs.machine):
         blocks += section(name, markdown.table(_lines(settings(results, name))))
@@ -78,7 +81,7 @@ def _lines(rows: pd.DataFrame) -> list[dict[str, str]]:
 def _line(row: Any, varied: Sequence[str]) -> dict[str, str]:
     is_synthetic = row.dataset == "synthetic"
     model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *filter(None, [markdown.images(row)])]
-    model += [getattr(row, name) for name in varied]
+    model += filter(None, [*(getattr(row, name) for name in varied), row.environment])
     accuracy = "" if is_synthetic else markdown.accuracy(row)
     if row.outcome != COMPLETED:
         accuracy = row.outcome + (f": {row.reason}" if row.reason else "")
@@ -94,7 +97,6 @@ def _line(row: Any, varied: Sequence[str]) -> dict[str, str]:
         markdown.RATE: "" if row.emulated else markdown.rate(row),
         "epochs": markdown.count(row.epochs) if row.length == TRAINING else "burst",
         "accuracy": accuracy,
-        "environment": row.environment,
     }
 
 

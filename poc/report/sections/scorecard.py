@@ -20,8 +20,9 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
         source = "Published rows are single runs from 2017 as printed. "
         bound = '; "≤": the study printed only the end'
     caption = (
-        f"Medians of n repeats or seeds. {source}Speed-up: samples/s on all devices over samples/s on one, at a fixed "
-        "batch per device (on a CPU a device is a worker with its cores; in the first row all cores together); "
+        f"Medians of n repeats or seeds. {source}Measured samples/s are of bursts where there are any. Speed-up: "
+        "samples/s on all devices over samples/s on one, at a fixed batch per device (on a CPU a device is a worker "
+        "with its cores; in the first row all cores together); "
         "efficiency: speed-up / devices. Accuracy: test set, after the last epoch, "
         f"{results.recipe(subject)}. Time: training with this recipe until the accuracy is first {results.target:g} at "
         f"the end of an epoch{bound}. Cost: price of the whole instance."
