@@ -42,8 +42,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     about = (
         f"{recipe[0].upper()}{recipe[1:]}. Of several learning rates the most accurate. Samples/s are of whole "
         f"trainings where there are any, else of bursts. Accuracy after {MAIN_EPOCHS} epochs unless a cell says "
-        "otherwise. $ per run: price of the whole instance for the wall time, with start and evaluations (published: for the "
-        "epochs alone)."
+        "otherwise. $ per run: price of the whole instance for the wall time, with start and evaluations (published: "
+        "for the epochs alone)."
     )
     return section("Accuracy and throughput", about, markdown.table(lines))
 
