@@ -63,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _name(text: str) -> str:
-    if not text.isprintable():  # nor are bytes that are no UTF-8
+    if not text.isprintable():  # bytes that are not UTF-8 become characters that are not, either
         raise UserError(f"--machine: {text!r} is not allowed; use printable characters, in UTF-8")
     return text
 

@@ -65,7 +65,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
 
 def _best_accuracy(rows: pd.DataFrame, target: float) -> str:
     highest = rows.accuracy.max()
-    return f"best accuracy {highest:.3f}" if float(f"{highest:.3f}") < target else "by some seeds only"
+    return f"best accuracy {highest:.3f}" if float(f"{highest:.3f}") < target else "only some seeds reached it"
 
 
 def _batch_and_lr(row: Any) -> str:

@@ -91,7 +91,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         is_published = (rows.origin != MEASURED).any()
         curves = series(results, rows, without_speedup=is_published)
         named += [(name, curve) for curve in curves or series(results, rows, without_speedup=True)]
-    # Published rows without a speed-up are for those who have measured their batch.
+    # Published batches without a speed-up are shown only if they were measured, too.
     batches = {curve.batch_per_device[0] for _, curve in named if curve.origin[0] == MEASURED}
     named = [each for each in named if each[1].speedup.count() > 1 or each[1].batch_per_device[0] in batches]
     counts = sorted({devices for _, curve in named for devices in curve.devices})
@@ -117,7 +117,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
             efficiencies = dict(zip(curve.devices, curve.speedup / curve.devices))
             drawn.append(chart.Line(label, efficiencies, measured=first.origin == MEASURED))
     if results.machine and not any(line.measured for line in drawn):
-        drawn = []  # published lines alone
+        drawn = []  # published lines alone show nothing of this machine
     about = (
         "Median samples/s at a fixed batch per device. The efficiency compares repeats that started within an hour of "
         "each other, and needs a run on one device; n is the number of repeats on the side with fewer."
