@@ -1,7 +1,7 @@
 """Successive halving (Jamieson and Talwalkar 2016; Li et al. 2017): which run of a search comes next.
 
-A search trains all candidates for a while, and again and again only the better half of them goes on, from its
-checkpoint. Every candidate has the schedule of the whole training from its first step, a rung only pauses it: the last
+A search trains all candidates for a while, and again and again only the better ones of them go on, from their
+checkpoints. Every candidate has the schedule of the whole training from its first step, a rung only pauses it: the last
 one was trained exactly as without a search, whatever its schedule. All here are functions of the results so far.
 """
 
@@ -69,11 +69,14 @@ def candidates(run: Run) -> list[Run]:
 def rungs(epochs: int, candidates: int) -> list[tuple[int, int]]:
     """Return the last epoch of each rung, and how many candidates train to it at most.
 
-    Rungs end after an eighth, a quarter and half of all epochs and at their end; the first ones are left out if they
-    are not needed to halve the candidates until two are left.
+    Rungs end after one, two and three eighths of all epochs and at their end; with fewer than five candidates the first
+    rungs are left out. Two candidates train to the end, and the rungs before give up equal numbers of the others:
+    giving up half of them after an eighth loses the best one at large batches, where small rates are ahead at first.
     """
-    ends = sorted({max(1, epochs // share) for share in (8, 4, 2, 1)})[-max(1, (candidates - 1).bit_length()) :]
-    return [(end, -(-candidates // 2**number)) for number, end in enumerate(ends)]
+    eighths = [max(number, epochs * number // 8) for number in (1, 2, 3)]
+    ends = [*(end for end in eighths if end < epochs), epochs][-max(1, candidates - 1) :]
+    given_up = max(0, candidates - 2)
+    return [(end, candidates - math.ceil(given_up * rung / max(1, len(ends) - 1))) for rung, end in enumerate(ends)]
 
 
 def rung_epochs(epochs: int, candidates: int) -> int:
@@ -115,13 +118,14 @@ def stages(batches: Sequence[Sequence[Run]], result_of: ResultOf) -> Iterator[St
 def halving(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
     """Yield the rungs of a search at one global batch, up to the first that has a run without a result."""
     standing, dropped, before = [*candidates], tuple[Run, ...](), 0
-    for end, count in rungs(candidates[0].epochs, len(candidates)):
+    ends, counts = zip(*rungs(candidates[0].epochs, len(candidates)))
+    for end, count in zip(ends, (*counts[1:], 1)):
         runs = tuple(dataclasses.replace(run, pause_after=end if end < run.epochs else None) for run in standing)
         yield Stage(runs, dropped, epochs=end - before, is_rung=True)
         ranked = _ranked(runs, result_of)
         if not ranked:
             return
-        best, before = [_whole(run) for run in ranked[: -(-count // 2)]], end
+        best, before = [_whole(run) for run in ranked[:count]], end
         dropped = tuple(run for run in standing if run not in best)
         # In the order of their rates.
         standing = [run for run in standing if run in best]

@@ -60,16 +60,18 @@ def test_rates_have_equal_ratios_of_about_two(options: Any, rates: list[float]) 
 @pytest.mark.parametrize(
     ("epochs", "candidates", "rungs", "sum_of_epochs"),
     [
-        (12, 10, [(1, 10), (3, 5), (6, 3), (12, 2)], 41),
-        (200, 9, [(25, 9), (50, 5), (100, 3), (200, 2)], 225 + 125 + 150 + 200),
-        (12, 20, [(1, 20), (3, 10), (6, 5), (12, 3)], 73),
-        (12, 3, [(6, 3), (12, 2)], 30),
+        (8, 10, [(1, 10), (2, 7), (3, 4), (8, 2)], 31),
+        (12, 10, [(1, 10), (3, 7), (4, 4), (12, 2)], 44),
+        (200, 9, [(25, 9), (50, 6), (75, 4), (200, 2)], 225 + 150 + 100 + 250),
+        (12, 20, [(1, 20), (3, 14), (4, 8), (12, 2)], 72),
+        (12, 4, [(3, 4), (4, 3), (12, 2)], 31),
+        (12, 3, [(4, 3), (12, 2)], 28),
         (12, 2, [(12, 2)], 24),
-        (3, 10, [(1, 10), (3, 5)], 20),
+        (3, 10, [(1, 10), (2, 6), (3, 2)], 18),
         (1, 10, [(1, 10)], 10),
     ],
 )
-def test_each_rung_keeps_half_of_the_candidates_and_doubles_the_epochs(
+def test_rungs_end_after_eighths_and_give_up_equal_numbers_until_two_are_left(
     epochs: int, candidates: int, rungs: list[tuple[int, int]], sum_of_epochs: int
 ) -> None:
     assert search.rungs(epochs, candidates) == rungs
@@ -86,7 +88,7 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
         (128, 1, 10),
         *((512, devices, 10) for devices in (1, 2)),
     ]
-    assert search.most_epochs(item.searched) == (3 * 41, 3 * 120, 12 + 2 * 36)
+    assert search.most_epochs(item.searched) == (3 * 44, 3 * 120, 12 + 2 * 36)
     ordinary = plan(
         "other", Recipe(**{**SMALL, "epochs": 12, "data": CIFAR, "batch_per_device": 128, "lr": 0.0379}), MACHINE
     )
@@ -106,7 +108,7 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
     assert estimate(paused, MACHINE) - 6 == pytest.approx((estimate(candidate, MACHINE) - 6) / 4)
     per_epoch = [(estimate(batch[0], MACHINE) - 6) / 12 for batch in item.searched]
     after = [estimate(batch[0].tunes, MACHINE) for batch in item.searched]
-    assert item.seconds == pytest.approx(3 * 20 * 6 + 41 * sum(per_epoch) + after[0] + 3 * sum(after[1:]))
+    assert item.seconds == pytest.approx(3 * 23 * 6 + 44 * sum(per_epoch) + after[0] + 3 * sum(after[1:]))
 
 
 def test_schedule_and_optimizer_can_be_searched_too() -> None:
@@ -188,28 +190,31 @@ def good(accuracy: float, loss: float = 1.0) -> Result:
 
 
 BAD = Result(completed=False)
-FIRST = {(128, 0.1, 2): good(0.5), (128, 0.2, 2): good(0.6), (128, 0.4, 2): good(0.4), (128, 0.8, 2): BAD}
+FIRST = {(128, 0.1, 2): good(0.4), (128, 0.2, 2): good(0.6), (128, 0.4, 2): good(0.5), (128, 0.8, 2): BAD}
+SECOND = {(128, 0.1, 3): good(0.5), (128, 0.2, 3): good(0.6), (128, 0.4, 3): good(0.4), (128, 0.8, 3): good(0.9)}
 LAST = {(128, 0.1, None): good(0.8), (128, 0.2, None): good(0.7)}
 START = [(128, rate, 2) for rate in (0.1, 0.2, 0.4, 0.8)]
+THREE = [(128, rate, 3) for rate in (0.1, 0.2, 0.4)]
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        # The better half goes on, and the best of it is trained on the test set.
-        ({}, [(128, 0.1, None), (128, 0.2, None), (128, 0.1, -1)]),
+        # The better ones go on, and the best of the last two is trained on the test set.
+        ({}, [*THREE, (128, 0.1, None), (128, 0.2, None), (128, 0.1, -1)]),
         # Of equal accuracies the one with the lower loss, then the lower rate.
-        ({(128, 0.4, 2): good(0.5, 0.9)}, [(128, 0.2, None), (128, 0.4, None)]),
-        ({(128, 0.4, 2): good(0.5)}, [(128, 0.1, None), (128, 0.2, None), (128, 0.1, -1)]),
+        ({(128, 0.4, 3): good(0.5, 0.9)}, [*THREE, (128, 0.2, None), (128, 0.4, None)]),
+        ({(128, 0.4, 3): good(0.5)}, [*THREE, (128, 0.1, None), (128, 0.2, None), (128, 0.1, -1)]),
         # One that did not complete never goes on.
-        ({(128, 0.1, 2): BAD, (128, 0.2, 2): BAD}, [(128, 0.4, None)]),
-        ({(128, 0.1, None): BAD}, [(128, 0.1, None), (128, 0.2, None), (128, 0.2, -1)]),
+        ({(128, 0.1, 2): BAD}, [*THREE[1:], (128, 0.2, None), (128, 0.4, None)]),
+        ({(128, 0.1, 2): BAD, (128, 0.2, 2): BAD}, [THREE[2], (128, 0.4, None)]),
+        ({(128, 0.1, None): BAD}, [*THREE, (128, 0.1, None), (128, 0.2, None), (128, 0.2, -1)]),
         ({key: BAD for key in FIRST}, []),
     ],
 )
-def test_the_better_half_goes_on(changes: Any, expected: list[tuple[int, float, int | None]]) -> None:
+def test_the_better_candidates_go_on(changes: Any, expected: list[tuple[int, float, int | None]]) -> None:
     (item,) = searched(**FIELDS)
-    ran = done(item.searched[:1], {**FIRST, **LAST, **changes})
+    ran = done(item.searched[:1], {**FIRST, **SECOND, **LAST, **changes})
     assert ran == START + expected
 
 
@@ -218,7 +223,7 @@ def test_larger_batches_are_also_trained_with_the_rates_of_the_rules() -> None:
 
     def all_results(best: dict[int, float]) -> Any:
         rates = Search(low=0.1, high=0.8).rates
-        keys = [(batch, rate, pause) for batch in best for rate in rates for pause in (2, None)]
+        keys = [(batch, rate, pause) for batch in best for rate in rates for pause in (2, 3, None)]
         found = {key: good(1 - abs(math.log(key[1] / best[key[0]])) / 10) for key in keys}
         return done(item, {**found, **{(batch, rate, -1): good(0.5) for batch in best for rate in (*rates, 0.05)}})
 
