@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv with the pinned packages of requirements/ and the frameworks for this machine's GPUs and driver. Does nothing
-# if all of that is installed. Options add packages: --torch, --horovod, --ray, and --dev for the tests. --framework NAME
+# Make .venv with the pinned packages of requirements/, the frameworks for this machine's GPUs and driver, and the command
+# poc. Does nothing if all of that is installed. Options add packages: --torch, --horovod, --ray, and --dev for the tests. --framework NAME
 # installs one framework only; --installed downloads nothing and uses the packages of the Python that PYTHON names.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -112,6 +112,11 @@ version=$("${python:=python3}" --version 2>/dev/null) || version="not a Python t
 is_supported "$python" ||
     stop "$python is $version, not 3.10-3.12: install one (apt-get install python3.11-venv, dnf install python3.11) or set PYTHON"
 make_venv "$here/.venv"
+poc=$here/.venv/bin/poc
+[ -x "$poc" ] || {
+    printf '#!/usr/bin/env bash\nexec %q -I %q poc "$@"\n' "$here/.venv/bin/python" "$here/poc/host/isolated.py" >"$poc"
+    chmod +x "$poc"
+}
 named=$here/.venv/$mark/python # whose packages may be used
 [ "$(cat "$named" 2>/dev/null)" = "$(type -P "$python")" ] || type -P "$python" >"$named"
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit

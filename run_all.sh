@@ -43,7 +43,7 @@ Results
   --trace N         trace N steps after each run, for https://ui.perfetto.dev
   --verbose         also print each run's id, settings and expected time
 
-`.venv/bin/python -m poc --help`, started in the checkout, lists the other commands: doctor, plan, report, publish, ...
+`.venv/bin/poc --help` lists the other commands: doctor, plan, report, publish, ...
 The first start makes .venv, with Python 3.10 to 3.12 (PYTHON=/path/to/python chooses one).
 USAGE
 }

@@ -22,7 +22,7 @@ from tests.launch import HOME
 
 LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
-TOOLS = "bash cat cp dirname env flock ln mkdir readlink rm sed sh sort stat tee"
+TOOLS = "bash cat chmod cp dirname env flock ln mkdir readlink rm sed sh sort stat tee"
 EXTRAS = "uv torch-cpu mxnet-cu102 mxnet mxnet-cu112 torch-cu13 torch-cu12 horovod ray timm dev"
 MARK = "made-by-make_environment.sh"
 PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
@@ -149,6 +149,9 @@ def test_arguments_and_folder_are_passed_unchanged_and_help_needs_no_environment
     # An installation reads nothing from the user's folder, or as the user's variables say.
     installs = checkout.calls("pip install")
     assert [line.split("|")[:2] for line in installs] == [["/", f"{checkout.root}/requirements/horovod_build"]] * 2
+    # The command poc of the environment is started in the same way.
+    checkout.start(".venv/bin/poc", "show", "my run")
+    assert checkout.calls("poc show") == [f"{checkout.elsewhere}||{start.replace('poc run', 'poc show')} my run"]
 
 
 BASE = ["common.txt", "mxnet.txt"]

@@ -7,13 +7,13 @@ The learning rate grows by the same factor every step while the training loss is
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from tabulate import tabulate
 
 from poc import config, data, frameworks
 from poc.cli.options import Options, recipe_path
+from poc.cli.run import exit_code
 from poc.config import LARGEST, Exponential, Recipe, literals
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
@@ -77,9 +77,7 @@ def lr_range(options: Options) -> int:
         figure = sweep.path.with_name(f"lr_range_{path.stem}.svg")
         write_atomically(figure, _figure(tests))
         print(f"{_table(tests)}\n\nWritten: {figure}")
-    if failed:
-        print(f"{len(failed)} failed: {', '.join(failed)}; start again to repeat just these", file=sys.stderr)
-    return 1 if failed else 0
+    return exit_code(failed)
 
 
 def plan_tests(name: str, recipe: Recipe, machine: Hardware, rate: Exponential) -> list[Planned]:

@@ -52,8 +52,14 @@ def run(options: Options) -> int:
     chosen_threads()
     failed, known_prices = (_run_on_cluster if options.cluster else _run_here)(options, began)
     write_report(options, known_prices)
+    return exit_code(failed)
+
+
+def exit_code(failed: Sequence[str]) -> int:
+    """Return 1 if runs failed, else 0; print their ids, what shows the reasons, and what repeats them."""
     if failed:
-        print(f"{len(failed)} failed: {', '.join(failed)}; start again to repeat just these", file=sys.stderr)
+        ids = ", ".join(failed)
+        print(f"{len(failed)} failed: {ids}; `poc show ID`: why; the same command repeats just these", file=sys.stderr)
     return 1 if failed else 0
 
 
