@@ -222,8 +222,8 @@ def test_a_user_without_a_name_or_a_home_to_write_in_sees_no_traceback(home: str
     assert [record.outcome for record in records(tmp_path)] == ["completed"]
 
 
-def test_networks_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["networks"]) == 0
+def test_models_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("vgg16 ")]
     assert line.split()[1:4] == ["3x224x224", "138,357,544", "15,470.3"]
 
@@ -327,6 +327,15 @@ def test_doctor_names_the_data_and_the_command_that_adds_it(
             lines = [line.split(maxsplit=1) for line in printed("doctor", *arguments).splitlines()]
             (kind,) = (kind for kind, text in lines if f"CIFAR-10 in {folder}" in text)
             assert kind == ("data" if complete else "missing")
+
+
+def test_doctor_names_the_packages_of_missing_system_libraries(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "poc.cli.doctor.shared_library", lambda name: None if name.startswith("libgomp") else Path(name)
+    )
+    (line,) = [line for line in printed("doctor").splitlines() if "apt-get" in line]
+    assert line.startswith("missing")
+    assert line.endswith("apt-get install libgomp1")
 
 
 def test_doctor_gives_the_size_of_the_checkpoints_in_the_cache(

@@ -255,6 +255,6 @@ def test_cpu_time_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    command = f"{sys.executable} -W ignore -m poc networks | head -n 1"
+    command = f"{sys.executable} -W ignore -m poc models | head -n 1"
     process = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=HOME, capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")

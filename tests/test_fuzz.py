@@ -156,7 +156,7 @@ def stopped(*_: Any, **__: Any) -> Any:
 @given(
     arguments=st.lists(
         st.one_of(
-            st.sampled_from(["run", "plan", "report", "advise", "doctor", "networks", "quick"]),
+            st.sampled_from(["run", "plan", "report", "advise", "doctor", "models", "quick"]),
             st.sampled_from(["--quick", "--only", "--results", "--rounds", "--price", "--patience"]),
             st.sampled_from(["--data", "--steps", "-1", "nan", "1e999"]),
             st.sampled_from(["--set", "lr=0.1", "lr=", "lr=nan", "devices=2,4", "--all", "--target"]),

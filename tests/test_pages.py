@@ -267,7 +267,7 @@ def test_a_long_page_has_120_lines_and_counts_the_settings_that_are_not_on_it(tm
     records = [trained(1000 + number, 0.7, run=run) for number, run in enumerate(runs)]
     page = written_after(tmp_path, *records, skipped={f"reason {number}": 1 for number in range(9)})
     assert len(page.splitlines()) <= 120
-    (more,) = re.findall(r"^(\d+) more settings", page, re.MULTILINE)
+    (more,) = re.findall(r"^(\d+) more .*\(settings.md\)", page, re.MULTILINE)
     assert len(first_table(page, "Your recipes")) + int(more) == 60
     assert len(first_table((tmp_path / "settings.md").read_text(), "test machine")) == 60
 

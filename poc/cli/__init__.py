@@ -210,7 +210,7 @@ def _add_other_commands(command: _Command) -> None:
     add("--low", type=_positive, default=1e-4, metavar="RATE", help="learning rate of the first step (0.0001)")
     add("--high", type=_positive, default=10.0, metavar="RATE", help="learning rate of the last step (10)")
 
-    command(look.networks, "the models that a recipe may name, with what they cost")
+    command(look.models, "the models that a recipe may name, with what they cost")
 
     add = command(doctor.environment, "print the packages that make_environment.sh installs on this machine")
     add("--torch", help="PyTorch, too, on a machine without GPUs", **_FLAG)

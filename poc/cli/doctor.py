@@ -77,7 +77,7 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
     if price := options.known_price(machine):
         yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
     else:
-        yield "price", "not known: pages show no cost unless run gets --price or --machine"
+        yield "price", "not known: ./run_all.sh --price DOLLARS (per hour), or --machine INSTANCE_TYPE"
     if folder is None:
         where = f"CIFAR-10 in {source}" if source else "CIFAR-10 (optional: the first run downloads it)"
         yield "missing", f"{where}; to use a copy of your own: export POC_DATA=FOLDER"
@@ -105,9 +105,16 @@ def _missing(wanted: Mapping[str, Build]) -> Iterator[str]:
             yield f"{build}: ./make_environment.sh"
         elif build is None and not frameworks.has_any_build(name):
             yield f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
+    if "mxnet" in wanted and (packages := _missing_packages()):
+        yield f"system libraries of MXNet: sudo apt-get install {packages}"
     free = shutil.disk_usage(HOME).free / 1e9
     if free < _FREE_GIGABYTES:
         yield f"disk space: {HOME} has {free:.1f} GB free, {_FREE_GIGABYTES:g} GB are needed"
+
+
+def _missing_packages() -> str:
+    """Return the system packages of libraries that MXNet needs and this machine lacks."""
+    return " ".join(package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library))
 
 
 def _warnings(machine: Hardware) -> Iterator[str]:
@@ -141,10 +148,8 @@ def environment(options: Options) -> None:
         wanted = frameworks.wanted(machine, named, options.framework, offered)
     if options.installed:
         wanted = _without_downloads(wanted)
-    missing = [package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library)]
-    if "mxnet" in wanted and missing:
-        names = " ".join(missing)
-        raise UserError(f"MXNet needs system libraries: apt-get install {names} as root, or --framework pytorch")
+    if "mxnet" in wanted and (packages := _missing_packages()):
+        raise UserError(f"MXNet needs system libraries: apt-get install {packages} as root, or --framework pytorch")
     if options.horovod and ("mxnet" not in wanted or wanted["mxnet"].code):
         raise UserError("--horovod builds Horovod without NCCL, for MXNet on CPUs only: leave it out here")
     if options.horovod and not all(map(shutil.which, ("g++", "cmake", "make"))):

@@ -102,7 +102,7 @@ def compare_folders(folders: Sequence[Path], slower: float | None, as_json: bool
     return max((each["exit_code"] for each in comparisons), key=[0, 1, compare.TOO_FEW, compare.SLOWER].index)
 
 
-def networks(options: Options) -> None:
+def models(options: Options) -> None:
     headers = ["model", "input", "parameters", "multiply-adds of a forward pass (M)", "source"]
     rows = []
     for network in NETWORKS.values():

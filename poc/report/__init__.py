@@ -88,7 +88,8 @@ def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "")
     # Each block has an empty line after it.
     lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
     pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, (title, blocks) in contents.items()}
-    pages[page] = [*above, *recipes.blocks(results, MAX_LINES - lines), *below]
+    all_settings = _path(folder / "settings.md", page)
+    pages[page] = [*above, *recipes.blocks(results, MAX_LINES - lines, all_settings), *below]
     _write(folder, pages, page)
     plain = tabulate([{key: cell.replace("`", "") for key, cell in row.items()} for row in card], headers="keys")
     return f"{plain}\n\nWritten: {page}" if results.machine else f"Written: {page}"

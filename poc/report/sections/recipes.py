@@ -20,10 +20,11 @@ _HEADING_LINES = 8
 _MAX_REASONS = 5
 
 
-def blocks(results: Results, max_lines: int) -> list[Block]:
+def blocks(results: Results, max_lines: int, all_settings: str) -> list[Block]:
     """Return the table of the last run's settings in at most `max_lines` lines of text, or with three settings.
 
-    If that is too little for all of them, each recipe gets the same number of lines.
+    If that is too little for all of them, each recipe gets the same number of lines, and `all_settings` is the path of
+    the page with the others.
     """
     rows, most = settings(results), max(_MIN_ROWS, max_lines - _HEADING_LINES)
     share = max(1, most // max(1, rows.recipe.nunique()))
@@ -31,7 +32,7 @@ def blocks(results: Results, max_lines: int) -> list[Block]:
     hidden = len(rows) - len(shown)
     of_command = " of the last command" if results.last_run and results.last_run.runs else ""
     about = f'Settings{of_command} on this machine, failed ones and the latest first. "batch" is per device.'
-    link = [f"{hidden} more settings are in the page of all settings."] if hidden else []
+    link = [f"{hidden} more are on the page of {markdown.link('all settings', all_settings)}."] if hidden else []
     return [*section("Your recipes", about, markdown.table(_lines(shown))), *link]
 
 

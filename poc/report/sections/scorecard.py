@@ -129,7 +129,7 @@ def _to_target(rows: pd.DataFrame, column: str, form: Callable[[float], str]) ->
         return ""
     text, is_measured = form(getattr(row, column)), row.origin == MEASURED
     if not text:
-        return "price unknown: `--price DOLLARS`" if is_measured else "no price known"
+        return 'price unknown: `poc report --price "NAME=DOLLARS"`' if is_measured else "no price known"
     return ("" if is_measured else "≤ ") + ", ".join(
         [text + markdown.seeds(row), markdown.devices(row), *_quality(row)]
     )
