@@ -15,7 +15,7 @@ Which runs
   RECIPE            a name in recipes/, recipes/studies/ or recipes/research/, or a Python file (default: those in recipes/)
   --all             those in recipes/studies/ and recipes/research/, too
   --set FIELD=VALUE[,VALUE]   set a field of the recipes: --set batch_per_device=256,512 --set lr=0.1
-  --quick           a first page: each run cut short, 1 to 2 minutes
+  --quick           a first page: each run cut short, and marked as quick; 1 to 2 minutes
   --cpu             on a machine with GPUs, also do the CPU runs
   --only ID         only runs whose id starts with ID (poc plan --verbose lists the ids)
   --again           repeat runs that are already in the journal
@@ -32,14 +32,14 @@ How long
   --hours H         stop after H hours
   --dollars D       stop when D dollars are spent at the machine's price
   --patience SECONDS   end a run that completes no step for this long (default: 300)
-  --checkpoints DIR keep checkpoints in DIR (default: in the cache, deleted when a run has ended)
+  --checkpoints DIR keep the checkpoints of unfinished runs in DIR (default: the cache)
 
 Results
   --results DIR     where the journal, the figures and results.md go (default: results/, with results.md beside it)
   --target ACCURACY the accuracy of "time to accuracy" and "cost to accuracy" (default: 0.75)
   --with FOLDER     also show the results in FOLDER, e.g. reference/
   --study FILE      a published study of your own, a CSV like those in poc/published/
-  --detail          also measure computation and communication within a step
+  --detail          after each run, measure the step-time breakdown: computation, synchronisation
   --trace N         trace N steps after each run, for https://ui.perfetto.dev
   --verbose         also print each run's id, settings and expected time
 

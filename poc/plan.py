@@ -14,6 +14,7 @@ from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.frameworks import own_models
 from poc.frameworks.own_models import Inspected
+from poc.host.environment import POC
 from poc.host.hardware import Hardware, gpu_problem
 from poc.values import UserError, value
 
@@ -315,5 +316,5 @@ def select(planned: list[Planned], ids: list[str] | None) -> list[Planned]:
     """Return the runs whose id starts with one of `ids`; all for None. Raises UserError for an id without a run."""
     for wanted in ids or []:
         if not any(candidate.run.id.startswith(wanted) for candidate in planned):
-            raise UserError(f"--only: no run id in this plan starts with {wanted!r}; `poc plan --verbose` lists them")
+            raise UserError(f"--only: no run id in this plan starts with {wanted!r}; {POC} plan --verbose lists them")
     return [candidate for candidate in planned if not ids or candidate.run.id.startswith(tuple(ids))]

@@ -1,8 +1,8 @@
 """Which learning rate keeps the accuracy at a larger global batch: ResNet-50 on CIFAR-10 at 256 to 4,096.
 
-At each global batch the linear rule and its neighbours. Where the machine has fewer GPUs than a row asks for, one GPU
-emulates them: the accuracy is that of real devices, the speed is not. On a CPU: `--set kind=cpu` (11 runs of 17
-minutes on two cores with AVX-512, of 50 to 70 on others).
+At 256, 512 and 2,048 the learning rate of the linear rule; at 1,024 and 4,096 others, too. Where the machine has fewer
+GPUs than a row asks for, one GPU emulates them: the accuracy is that of real devices, the speed is not. On a CPU:
+`--set kind=cpu` (11 runs of 17 minutes on two cores with AVX-512, of 50 to 70 on others).
     ./run_all.sh learning_rate
 """
 

@@ -19,7 +19,7 @@ recipe = Recipe(
     cases=[
         dict(kind="cpu", steps=20, window=2),
         dict(kind="cpu", model="cifar_resnet110_v2", batch_per_device=128, steps=20, window=2),
-        # As many steps as a fast card does in some seconds; a slow one stops after 15.
+        # As many steps as a fast GPU does in some seconds; a slow one stops after 15.
         dict(kind="gpu", model=BOTH, steps=1000, seconds=15, window=20),
     ],
     quick=dict(cases=[dict(kind="cpu"), dict(kind="gpu", steps=40)], batch_per_device=[64, 128], steps=8, window=2),

@@ -16,8 +16,8 @@ HOME = Path(__file__).resolve().parents[1]
 MACHINE = "EPYC Zen 5, 2 cores"
 """The machine of the latest record: the pages are about it and show the others with it."""
 REFERENCE = (
-    f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores; those "
-    "of another one are shown with them."
+    f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores; for "
+    "comparison the pages also show a second virtual machine, EPYC-2 without AVX-512."
 )
 SAMPLE = f"**This is a sample page.** {REFERENCE} Your first run of `./run_all.sh` replaces it with your page."
 

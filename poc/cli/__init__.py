@@ -121,7 +121,7 @@ def _groups() -> dict[str, _Parser]:
     add("recipes", nargs="*", metavar="RECIPE", help="a recipe's name, or a Python file (default: recipes/)")
     add("--all", help="those in recipes/studies/ and recipes/research/, too", **_FLAG)
     add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipes", **_LIST)
-    add("--quick", help="a first look: each run cut short, and marked as quick", **_FLAG)
+    add("--quick", help="a first page: each run cut short, and marked as quick", **_FLAG)
     add("--cpu", help="on a machine with GPUs, also do the CPU runs", **_FLAG)
     add("--only", metavar="ID", help="only runs whose id starts with ID (see plan --verbose)", **_LIST)
     return groups
@@ -148,7 +148,13 @@ def _add_run_commands(command: _Command) -> None:
     add = command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data")
     add("--json", **_JSON)
 
-    add = command(run.plan, "what the recipes run here, how long, at what cost", "recipes", "machine", "results")
+    add = command(
+        run.plan,
+        "what the recipes would run on this machine, how long it takes and what it costs",
+        "recipes",
+        "machine",
+        "results",
+    )
     add("--verbose", help="list each run with its id, global batch and time, or why it is skipped", **_FLAG)
     add("--json", **_JSON)
 
@@ -157,10 +163,10 @@ def _add_run_commands(command: _Command) -> None:
     add("--hours", type=_positive, metavar="H", help="stop after H hours; the same command continues")
     add("--dollars", type=_positive, metavar="D", help="stop when D dollars are spent at the machine's price")
     add("--again", help="repeat runs that are already in the journal; after a stop, those that are left", **_FLAG)
-    add("--detail", help="after each run, measure computation and communication within a step", **_FLAG)
+    add("--detail", help="after each run, measure the step-time breakdown: computation, synchronisation", **_FLAG)
     steps = _number(Annotated[Count, Le(1000)])
     add("--trace", type=steps, metavar="N", help="after each run, trace N steps, for https://ui.perfetto.dev")
-    add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints in DIR (default: the cache, until the end)")
+    add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints of unfinished runs in DIR (default: cache)")
     add("--patience", type=_positive, default=300.0, metavar="S", help="end a run that completes no step for S seconds")
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
     add("--verbose", help="also print each run's id, settings and expected time", **_FLAG)
@@ -199,7 +205,11 @@ def _add_other_commands(command: _Command) -> None:
 
     about = "throughput, time and cost on more devices, from short runs"
     add = command(advise.advise, about, "machine", "data", "results", "others", "studies")
-    add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its first setting that can run here")
+    add(
+        "recipe",
+        metavar="RECIPE",
+        help="a name in recipes/, or a Python file; its first setting that this machine can run",
+    )
     steps = _number(Annotated[Count, Ge(20)])
     add("--steps", type=steps, default=advise.STEPS, metavar="N", help="length of each short run")
 

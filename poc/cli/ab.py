@@ -59,7 +59,9 @@ def ab(options: Options) -> int:
         plans = [side.plan(*words, "--set=repeats=1", "--json") for side in sides]
         if not plans[0] or plans[0].keys() != plans[1].keys():
             ids = [", ".join(plan) or "none" for plan in plans]
-            raise UserError(f"ab: {options.recipe} plans other runs at B than at A, or none: A {ids[0]}; B {ids[1]}")
+            raise UserError(
+                f"ab: {options.recipe} plans different runs at the two commits, or none: A {ids[0]}; B {ids[1]}"
+            )
         if sum(plans[0].values()) > 3600:
             raise UserError("ab: repeats of over an hour start too far apart to be compared; use --set steps=N")
         for number in range(1, options.repeats + 1):

@@ -83,7 +83,7 @@ def advise(options: Options) -> int:
     """Print throughput, time and cost of a recipe on more devices, from short runs."""
     path, machine = recipe_path(options.recipe), hardware.detect()
     loaded = config.load(path, frameworks.FRAMEWORKS, count=data.count)
-    check_gpus([loaded], machine, "a recipe for CPUs")
+    check_gpus([loaded], machine, "a recipe with kind='cpu'")
     setting = first_setting(loaded, machine)
     context = options.context(machine)
     name = context.infrastructure
@@ -105,7 +105,7 @@ def advise(options: Options) -> int:
     print(tabulate(rows, headers=headers, disable_numparse=True))
     print(f"\n{_NOTE.format(epochs=setting.epochs or EPOCHS)}")
     if not listed[0].dollars:
-        print("The price of this machine is unknown: give --price DOLLARS, or --machine with a name in prices.csv.")
+        print("The price of this machine is unknown: give --price DOLLARS, or --machine INSTANCE_TYPE.")
     write_report(options, known_prices)
     return 0
 

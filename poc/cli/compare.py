@@ -114,7 +114,7 @@ def text(comparison: dict[str, Any]) -> str:
     if rate["interval"] is None and comparison["same_machine"]:
         lines.append("On one machine, only repeats that started within an hour of one of the other run are compared.")
     if gate := rate["gate"]:
-        lines.append(f"Gate (second / first at least {gate['limit']:.3f}): {_VERDICTS[gate['exit_code']]}")
+        lines.append(f"Limit (second / first at least {gate['limit']:.3f}): {_VERDICTS[gate['exit_code']]}")
         if "bounds" in gate:
             lines[-1] += ", {:.3f} ({:.3f} to {:.3f})".format(gate["ratio"], *gate["bounds"])
         if gate["exit_code"] == TOO_FEW:

@@ -86,7 +86,7 @@ class Options(argparse.Namespace):
         """Return the runs of the chosen recipes on this machine, by recipe."""
         recipes = self.load_recipes()
         if not self.cpu:
-            check_gpus([recipe for _, recipe in recipes], machine, "--cpu, or a recipe for CPUs")
+            check_gpus([recipe for _, recipe in recipes], machine, "--cpu, or a recipe with kind='cpu'")
         plans = [(name, plan(name, recipe, machine, **self.plan_options)) for name, recipe in recipes]
         ids = {item.run.id for item in select([item for _, items in plans for item in items], self.only)}
         plans = [(name, [item for item in items if item.run.id in ids]) for name, items in plans]

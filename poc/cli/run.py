@@ -13,7 +13,7 @@ from poc import published
 from poc.cli.look import write_report
 from poc.cli.options import Options
 from poc.host import hardware
-from poc.host.environment import cache
+from poc.host.environment import POC, cache
 from poc.host.hardware import Hardware
 from poc.host.waiting import chosen_threads
 from poc.published import prices
@@ -59,7 +59,10 @@ def exit_code(failed: Sequence[str]) -> int:
     """Return 1 if runs failed, else 0; print their ids, what shows the reasons, and what repeats them."""
     if failed:
         ids = ", ".join(failed)
-        print(f"{len(failed)} failed: {ids}; `poc show ID`: why; the same command repeats just these", file=sys.stderr)
+        print(
+            f"{len(failed)} failed: {ids}; {POC} show ID shows why, the same command repeats just these",
+            file=sys.stderr,
+        )
     return 1 if failed else 0
 
 

@@ -20,6 +20,7 @@ from poc.cluster.launcher import Node, NodeLostError, RayLauncher
 from poc.cluster.node import Plans, Supervisor
 from poc.config.datasets import DataId
 from poc.config.recipe import Recipe
+from poc.host.environment import POC
 from poc.host.hardware import Hardware
 from poc.plan import Planned, select
 from poc.published.prices import Prices
@@ -176,7 +177,7 @@ class Cluster:
         self._claims.enter_context(journal.claimed(sweep.path))
         sweep.use(context.images)
         price = self.prices.of(node.type, machine.describe())
-        total, option = hosts * price.dollars_per_hour if price else None, f'poc report --price "{node.type}=DOLLARS"'
+        total, option = hosts * price.dollars_per_hour if price else None, f'{POC} report --price "{node.type}=DOLLARS"'
         sweep.say(f"\n{summary(sweep.lines(), total, option)}\n")
         for item in sweep.items:
             if item.planned.skip:

@@ -149,7 +149,7 @@ class Synthetic(_Images):
     train: Count = field(default=50_000, label="{:,} images")
     """Images in the training set."""
     validation: Count = field(default=10_000, label="{:,} for validation")
-    """Images in the validation set."""
+    """Images in the test set."""
     fixed: Flag = field(default=False, label="one fixed batch")
     """Train on one and the same batch, which stays in the device's memory: the speed of training without any input
     pipeline, as `tf_cnn_benchmarks` and MXNet's `--benchmark 1` measure it."""
@@ -236,7 +236,7 @@ class _Photos(_Images):
     validate_on: ValidateOn = _VALIDATE_ON
     train_images: CountOrZero = 0
     validation: CountOrZero = 0
-    """Images in the validation set; 0 before they are counted, as those in the training set and the classes."""
+    """Images in the test set; 0 before they are counted, as those in the training set and the classes."""
 
     def __post_init__(self) -> None:
         if self.crop > self.resized:

@@ -103,7 +103,7 @@ class DistAsync(KVStore):
 
 @configuration
 class SSP(KVStore):
-    """Stale synchronous parallel on top of `DistAsync`: bounded staleness (Ho et al. 2013)."""
+    """Stale synchronous parallel (Ho et al. 2013): `DistAsync`, but no worker is far ahead of the slowest."""
 
     name: Literal["ssp"] = "ssp"
     staleness: CountOrZero | None = field(

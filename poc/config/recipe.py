@@ -64,7 +64,8 @@ class Training:
     """Micro-batches per device and step, one after another: their gradients are summed, and synchronised once per step.
     Each has batch statistics of its own, and updates the running ones."""
     evaluate: Flag = field(default=True, label="without evaluation")
-    """Measure the accuracy over the whole validation set after every epoch."""
+    """Measure the accuracy after every epoch: over the whole test set, or with `validate_on="held-out"` over the
+    validation split."""
     optimizer: AnyOptimizer = field(default=SGD(), label="{}")
     """An optimizer (`poc/config/optimizers.py`), or its name: that with its defaults."""
     label_smoothing: Share = field(default=0.0, by_framework=True, label="label smoothing {:g}")

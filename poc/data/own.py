@@ -56,7 +56,7 @@ def count(spec: Any, folder: Path) -> Any:
     else:
         train, validation = _record_files(spec)
     if counted.get("classes", spec.classes) < 2:
-        raise UserError(f"data: {', '.join(paths.values())}: there is only one class, and nothing to tell apart")
+        raise UserError(f"data: {', '.join(paths.values())}: there is only one class; at least two are needed")
     held_out = held_out_images(len(train)) if spec.validate_on == HELD_OUT else 0
     return dataclasses.replace(spec, train_images=len(train) - held_out, validation=len(validation), **counted)
 

@@ -88,7 +88,7 @@ class Framework(Protocol):
     SUPPORTED_OPTIONS: tuple[str, ...]
     """Fields of `Training` marked `by_framework` that it supports."""
     NETWORKS: Collection[str]
-    """Names of the registered networks that it builds."""
+    """Names of the registered models that it builds."""
     OPTIMIZERS: Collection[type[Any]]
     """Supported types of `run.optimizer`."""
     KVSTORES: Collection[type[Any]]
@@ -121,7 +121,7 @@ class Framework(Protocol):
         """Tell whether a run ended with `error` because a device or the host had too little memory for it."""
 
     def open_session(self, run: Run, *, first_step: int = ..., state: Mapping[str, np.ndarray] | None = ...) -> Session:
-        """Import the framework and build the network of `run`, initialised from its seed, in one of its workers.
+        """Import the framework and build the model of `run`, initialised from its seed, in one of its workers.
 
         With a `state` the session resumes from it, and the next step is number `first_step`.
         """

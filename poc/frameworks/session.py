@@ -1,4 +1,4 @@
-"""The session that every framework opens to train one network, and the code that all frameworks share."""
+"""The session that every framework opens to train one model, and the code that all frameworks share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHITENING_EPSILON = 5e-4
 Scalar = Any
 """A number on a device, as the framework has it."""
 Part = tuple[Any, Any]
-"""One device's images, (n, 3, h, w), normalised as the network expects them, and labels, (n,)."""
+"""One device's images, (n, 3, h, w), normalised as the model expects them, and labels, (n,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class PlacedBatch(Batch):
     uploaded: list[Any]
     """Each micro-batch as `Session._upload` returned it."""
     prepared: dict[int, list[Part]]
-    """The network's input on each device, by micro-batch: the last one's, or all of a batch that comes again."""
+    """The model's input on each device, by micro-batch: the last one's, or all of a batch that comes again."""
 
 
 @value
@@ -77,13 +77,13 @@ class LossScale:
 
 
 class Session(abc.ABC):
-    """Training of one network on the devices of one process.
+    """Training of one model on the devices of one process.
 
     Work is asynchronous, so time is read after `drain`. The other methods suit a framework that enqueues nothing.
     """
 
     parameters: int
-    """Trainable parameters of the network, counted once."""
+    """Trainable parameters of the model, counted once."""
     _worker = 0
     """Index of this process among those of the run."""
     _has_dropout = False
@@ -367,12 +367,12 @@ class Session(abc.ABC):
         """Copy a batch to the devices, in the thread that calls `place`."""
 
     def _prepare(self, uploaded: Any) -> list[Part]:
-        """Compute the network's input on each device from what `_upload` returned, as a part of the step."""
+        """Compute the model's input on each device from what `_upload` returned, as a part of the step."""
         return uploaded
 
     @abc.abstractmethod
     def _correct_and_loss(self, images: Any, labels: Any) -> tuple[Scalar, Scalar]:
-        """Return the number of images that the network classifies correctly and the sum of their losses."""
+        """Return the number of images that the model classifies correctly and the sum of their losses."""
 
     @abc.abstractmethod
     def _gradients(self, device: int = 0) -> list[Any]:

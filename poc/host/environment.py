@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ _RECORDED = (
     *("DNNL_", "ONEDNN_", "MKL_", "OPENBLAS_", "BLIS_", "MXNET_", "TORCH", "PYTORCH_", "ATEN_", "NCCL_", "GLOO_"),
     *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32_OVERRIDE", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
 )
+POC = "poc" if shutil.which("poc") else ".venv/bin/poc"
+"""The command line, as messages name it."""
 _SPEED_NEUTRAL_ENDINGS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_HOME", "_PATH", "_DIR", "_ROOT", "_VERSION"),
     *("_ARCH_LIST", "_COMPONENT_LIST", "_BUILD_NUMBER"),  # of images in which packages are built

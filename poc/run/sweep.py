@@ -12,6 +12,7 @@ from pathlib import Path
 from poc import data, search
 from poc.config.datasets import DataId
 from poc.config.run import Run
+from poc.host.environment import POC
 from poc.host.hardware import Hardware
 from poc.plan import Planned, estimate
 from poc.records import journal, last_run
@@ -229,7 +230,7 @@ def _do(sweep: Sweep, items: Sequence[Item]) -> list[Item]:
                 unstarted.append(item)
         except KeyboardInterrupt:
             if time.monotonic() < sweep.context.until:
-                sweep.say("Interrupted: the same command continues; `poc report` makes the page of the runs so far")
+                sweep.say(f"Interrupted: the same command continues; {POC} report makes the page of the runs so far")
                 raise
             return [*unstarted, *items[number:]]
     return unstarted

@@ -1,6 +1,6 @@
 """Minutes to an accuracy of CIFAR-10: a shorter training against the published method.
 
-Both train the network of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU"): whitening first layer, Muon
+Both train the model of Jordan 2024 ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU"): whitening first layer, Muon
 with unit-norm convolutions, label smoothing, horizontal flip every other epoch. The paper's own recipe has 8 epochs at
 a global batch of 2,000. The shorter one has 5 epochs at 1,000, with crops of 30 x 30 pixels, which take less time than
 whole images and are as accurate within the noise of one seed (`fast_search`). The page time_to_accuracy.md compares

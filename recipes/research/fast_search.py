@@ -7,7 +7,8 @@ airbench94 with the paper's recipe (Jordan 2024: 8 epochs at a global batch of 2
   its weight decay: not better with 5 epochs, worse with 8.
 - A slimmer model with as many epochs as take that time: not better.
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
-Cost: 12 runs of 4 to 13 min each on one core of Zen 5, in bfloat16; two run at a time on two cores with POC_THREADS=1.
+Cost: 12 runs of 4 to 13 min each on one core of Zen 5, in bfloat16
+(POC_THREADS=1; two at a time on two cores, each with a --results folder of its own).
     ./run_all.sh fast_search
 """
 

@@ -47,14 +47,13 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         "out."
     )
     missed = [
-        f"{results.target:g} was not reached on {markdown.devices(part.iloc[0])} "
-        f"({_best_accuracy(part, results.target)})."
+        f"{results.target:g} was not reached {_by_whom(part, results.target)}"
         for _, part in _candidates(results.of(subject)).groupby("devices")
         if part.seconds_to_target.isna().all()
     ]
     lines = markdown.lines(
         pd.DataFrame(rows),
-        *(("machine", "machine"), "devices", ("global batch, lr", _batch_and_lr), ("recipe", "recipe")),
+        *(("machine", "machine"), "devices", ("global batch, lr", _batch_and_lr), ("training recipe", "recipe")),
         ("time", _time),
         ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),
         ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
@@ -63,9 +62,11 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     return section("Time and cost", about, markdown.table(lines), " ".join(missed))
 
 
-def _best_accuracy(rows: pd.DataFrame, target: float) -> str:
-    highest = rows.accuracy.max()
-    return f"best accuracy {highest:.3f}" if float(f"{highest:.3f}") < target else "only some seeds reached it"
+def _by_whom(rows: pd.DataFrame, target: float) -> str:
+    """Say that no training on these devices reached the target, or that not every seed did."""
+    devices, highest = f"on {markdown.devices(rows.iloc[0])}", rows.accuracy.max()
+    is_close = float(f"{highest:.3f}") >= target
+    return f"by every seed {devices}." if is_close else f"{devices} (best accuracy {highest:.3f})."
 
 
 def _batch_and_lr(row: Any) -> str:

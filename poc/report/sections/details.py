@@ -57,24 +57,25 @@ def learning_rate(results: Results) -> list[Block]:
     )
     runs = results.runs[results.runs.noise_scale.notna() & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
     noise = (
-        "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples. Well below it, "
-        "twice the batch needs nearly half the steps; above it, more devices save less and less."
+        "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples. At batches well "
+        "below it, doubling the batch nearly halves the number of steps; above it, doubling saves less and less."
     )
     return [
         *listing("Every training", about, rows[on_test_set], *columns),
         *listing("Tuning runs", tuning, rows[~on_test_set], *columns),
         *listing(
             "Candidates of searches",
-            "Each candidate of a search for the learning rate: the accuracy on the validation split of each seed, and "
-            "in brackets the epochs after which it was measured, the last ones before the candidate was dropped.",
+            "Each candidate of a learning-rate search: the latest accuracy of each seed on the validation split, and "
+            "in brackets the epochs trained until then. Searches that are not finished are listed, too.",
             search.candidates_of_all_seeds(results),
             *("machine", "model", "global batch", "lr", "with", ("accuracy (epochs) of each seed", "accuracies")),
         ),
         *listing(
             "Searches against the full grid",
-            "Where all candidates were trained to the end, too, on the same validation split with the same seeds: "
-            "medians over n seeds; the largest factor between the rate that a search found and the grid's best; what "
-            "the grid's best is more accurate; epochs of all seeds.",
+            "For searches whose full grid was trained to the end, too, with the same seeds on the same validation "
+            "split. Learning rates: medians over n seeds. Factor: the largest ratio between the rate that a search "
+            "found and the grid's best. Accuracy loss: accuracy of the grid's best minus that of the rate that was "
+            "found, median and largest. Epochs: of all seeds together.",
             search.against_grid(results),
             *("machine", "model", "global batch", ("lr found", "lr"), ("grid's best lr", "best_lr")),
             ("factor (seeds within 2)", lambda row: f"{row.factor:.2f} ({row.near} of {row.n})"),
@@ -125,8 +126,9 @@ def scaling_and_kvstores(results: Results) -> list[Block]:
         *section("Weak scaling by kvstore", about, markdown.table(lines)),
         *listing(
             "Step-time breakdown",
-            "A whole step, its computation alone, its synchronisation alone, and the host's time to enqueue it, in a "
-            f"pass after the training. Launch-bound: {LAUNCH_BOUND_SHARE:.0%} of a step or more, on GPUs.",
+            "Measured after the training: a whole step, its computation alone, its gradient synchronisation alone, "
+            "and the time that the host needs to enqueue it. A GPU run is launch-bound if enqueueing takes at least "
+            f"{LAUNCH_BOUND_SHARE:.0%} of the step.",
             runs[runs.devices > 1],
             *("machine", "model, framework", "devices", "kvstore", "batch per device"),
             ("step (ms)", lambda row: markdown.number(row.step_seconds * 1e3)),

@@ -122,7 +122,7 @@ def _recommendation(
     for name, best in published.items():
         if texts := _best_rates(best[best.tried > 1], reference):
             option = " --set kind=cpu" if len(measured) and (measured.kind == "cpu").all() else ""
-            command = f"; run `./run_all.sh learning_rate{option}` to measure it on this machine"
+            command = f"; run `./run_all.sh learning_rate{option}` to compare learning rates on this machine"
             text = _sentence(texts) + (command if subject.is_main else "")
             return f"**Recommendation, as published for {name}:** {text}."
     return ""

@@ -31,7 +31,8 @@ def blocks(results: Results, max_lines: int, all_settings: str) -> list[Block]:
     shown = rows if len(rows) <= most else rows.groupby("recipe").head(share).head(most)
     hidden = len(rows) - len(shown)
     of_command = " of the last command" if results.last_run and results.last_run.runs else ""
-    about = f'Settings{of_command} on this machine, failed ones and the latest first. "batch" is per device.'
+    order = ": of each recipe the failed ones, then the latest" if hidden else ", failed ones and the latest first"
+    about = f'Settings{of_command} on this machine{order}. "batch" is the batch per device.'
     link = [f"{hidden} more are on the page of {markdown.link('all settings', all_settings)}."] if hidden else []
     return [*section("Your recipes", about, markdown.table(_lines(shown))), *link]
 
@@ -64,7 +65,7 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
 def every_setting(results: Results) -> list[Block]:
     """Return every setting of every machine, a table for each machine, this one first."""
     blocks: list[Block] = [
-        'Failed and the latest ones first, quick ones last; "batch" is per device. '
+        'Failed settings first, then the latest, quick ones last. "batch" is the batch per device. '
         "[rows.csv](rows.csv) has all repeats."
     ]
     for name in dict.fromkeys(results.runs.machine):

@@ -21,8 +21,8 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
         bound = '; "≤": the study printed only the end'
     caption = (
         f"Medians of n repeats or seeds. {source}Measured samples/s are of bursts where there are any. Speed-up: "
-        "samples/s on all devices over samples/s on one, at a fixed batch per device (on a CPU a device is a worker "
-        "with its cores; in the first row all cores together); "
+        "samples/s on all devices over samples/s on one, at a fixed batch per device (on a CPU the first row is of "
+        "all cores as one device, and in the next two a device is a worker with its own cores); "
         "efficiency: speed-up / devices. Accuracy: test set, after the last epoch, "
         f"{results.recipe(subject)}. Time: training with this recipe until the accuracy is first {results.target:g} at "
         f"the end of an epoch{bound}. Cost: price of the whole instance."
@@ -65,7 +65,7 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     reached = run("cifar10_resnet50") if pd.isna(best) else not_reached
     equal_cards = re.fullmatch(r"(\d+)x [^+]*", rows.hardware.iloc[0]) if len(rows) else None
     if equal_cards and equal_cards[1] == "1":
-        scaled = ["same: one device", "one device"]
+        scaled = ["this machine has one device"] * 2
     elif equal_cards and not subject.is_main:
         scaled = [f"not measured: `--set devices=1,{equal_cards[1]}`"] * 2
     else:
