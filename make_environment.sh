@@ -10,10 +10,18 @@ is_supported() { [[ $("$1" --version 2>/dev/null) == "Python 3.1"[0-2].* ]]; }
 has_venv() { "$1" -I -c 'import ensurepip' 2>/dev/null; }
 is_installed() { [[ $(cat "$1/$mark/$2" 2>/dev/null) == "$(<"$here/requirements/$2")" ]]; }
 
+keep() { [ "$(cat "$2" 2>/dev/null)" = "$1" ] || printf '%s\n' "$1" >"$2"; } # keep TEXT FILE
+
 # make_venv ENVIRONMENT: with the packages that every framework needs. An outdated environment is replaced.
 make_venv() {
     if [ "$("$1/bin/python" --version 2>&1)" = "$version" ]; then
         if is_installed "$1" common.txt || { $offline && [ -e "$1/$mark/borrowed" ]; }; then return; fi
+    fi
+    # Without a network borrowed packages stay.
+    if [ -e "$1/$mark/borrowed" ] && ! $offline && ! install "$1" common.txt 2>/dev/null; then
+        echo "Using the packages of $python." >&2
+        offline=true
+        return
     fi
     local minor=${version#Python }
     has_venv "$python" || stop "$version lacks venv: install it (apt-get install python${minor%.*}-venv), or set PYTHON"
@@ -69,8 +77,6 @@ has to have ${lacking//$'\n'/, }, too.}"
         offline=true
         return
     }
-    local site=("$1"/lib/python3*/site-packages)
-    [ "$2" != ray.txt ] || echo "$here" >"${site[0]}/poc.pth" # for processes of Ray
     cp "$here/requirements/$2" "$1/$mark/" && rm -f "$begun"
 }
 
@@ -112,11 +118,11 @@ version=$("${python:=python3}" --version 2>/dev/null) || version="not a Python t
 is_supported "$python" ||
     stop "$python is $version, not 3.10-3.12: install one (apt-get install python3.11-venv, dnf install python3.11) or set PYTHON"
 make_venv "$here/.venv"
-poc=$here/.venv/bin/poc
-[ -x "$poc" ] || {
-    printf '#!/usr/bin/env bash\nexec %q -I %q poc "$@"\n' "$here/.venv/bin/python" "$here/poc/host/isolated.py" >"$poc"
-    chmod +x "$poc"
-}
+site=("$here"/.venv/lib/python3*/site-packages)
+keep "$here" "${site[0]}/poc.pth" # for processes of Ray
+printf -v poc '#!/usr/bin/env bash\nunset "${!PYTHON@}"\nexec %q -I %q poc "$@"' \
+    "$here/.venv/bin/python" "$here/poc/host/isolated.py"
+keep "$poc" "$here/.venv/bin/poc" && chmod +x "$here/.venv/bin/poc"
 named=$here/.venv/$mark/python # whose packages may be used
 [ "$(cat "$named" 2>/dev/null)" = "$(type -P "$python")" ] || type -P "$python" >"$named"
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit

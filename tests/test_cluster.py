@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ from poc.host.hardware import GPU
 from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
-from poc.run import checkpoint
+from poc.run import checkpoint, schedule
 from poc.run.sweep import Sweep
 from poc.run.workload import skipped
 from poc.values import UserError
@@ -345,3 +346,21 @@ def test_runs_of_several_hosts_are_not_skipped_with_other_cores_on_one(tmp_path:
     one, three = swept(tmp_path, [machine] * 3, {"devices": 3, "workers": 3, "kvstore": "dist_sync"}, until=0.0)
     assert three.ids() != tuple(line.id for line in one.lines())
     assert skipped([*one.lines(), *three.lines()]) == {}
+
+
+def test_a_candidate_of_a_search_and_the_same_run_of_a_grid_are_never_trained_at_once(tmp_path: Path) -> None:
+    search, active, overlaps = Search(low=0.1, high=0.4, points=3), set[str](), set[str]()
+
+    def do(sweep: Sweep, item: schedule.Item, launcher: Any = None) -> bool:
+        ids = {*schedule.ids(item.planned)}
+        overlaps.update(ids & active)
+        active.update(ids)
+        time.sleep(0.1)  # the other node is free
+        active.difference_update(ids)
+        return True
+
+    with mock.patch.object(Sweep, "do", do):
+        (sweep,) = swept(tmp_path, [MACHINE, MACHINE], {"cases": [{"lr": search}, {"lr": search.rates}], "epochs": 1})
+    (searching,) = [item for item in sweep.items if item.planned.searched]
+    assert {item.planned.run.id for item in sweep.items} <= {*schedule.ids(searching.planned)}
+    assert not overlaps

@@ -125,12 +125,18 @@ def test_without_a_torch_the_published_build_is_installed_silently(
         assert "is not used" not in printed.err
 
 
+@pytest.mark.parametrize("release", ["2.11.0", "2.13.0"])  # the second one is pinned, too
 def test_a_linked_environment_is_planned_with_its_own_release(
-    fake_python: FakePython, machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    release: str,
+    fake_python: FakePython,
+    machine: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As make_environment.sh leaves it: an environment of this project that lists the folders of the user's Python."""
     versions = frameworks.versions.__wrapped__
-    python, simulated = fake_python("2.11.0"), machine("1 H100")
+    python, simulated = fake_python(release), machine("1 H100")
     own = tmp_path / "own"
     venv.create(own, with_pip=False)
     (packages,) = own.glob("lib/python3*/site-packages")
@@ -139,11 +145,15 @@ def test_a_linked_environment_is_planned_with_its_own_release(
     monkeypatch.setattr(frameworks, "environment", lambda name: own if name == "pytorch" else tmp_path / "none")
     monkeypatch.setattr(frameworks, "versions", versions)
     assert frameworks.interpreter("pytorch") == str(own / "bin/python")
-    assert versions("pytorch") == {"torch": "2.11.0", "torchvision": "2.11.0"}
+    assert versions("pytorch") == {"torch": release, "torchvision": release}
     assert frameworks.usable("pytorch", simulated) == list(simulated.gpus)
     assert frameworks.unsupported("pytorch", simulated.gpus[0], simulated) is None
     build = builds.choose(frameworks.available("pytorch", simulated), simulated)
-    assert (str(build), build and build.code) == ("torch 2.11.0", ((8, 0), (9, 0)))
+    assert (str(build), build and build.code) == (f"torch {release}", ((8, 0), (9, 0)))
+    # The next start of make_environment.sh keeps the link.
+    monkeypatch.setattr(builds, "named_python", lambda: python)
+    assert main(["environment", "--framework", "pytorch"]) == 0
+    assert capsys.readouterr().out == "own installed\n"
 
 
 def test_another_release_in_the_environment_of_a_pinned_one_is_not_replaced_by_a_link(

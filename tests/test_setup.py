@@ -150,8 +150,15 @@ def test_arguments_and_folder_are_passed_unchanged_and_help_needs_no_environment
     installs = checkout.calls("pip install")
     assert [line.split("|")[:2] for line in installs] == [["/", f"{checkout.root}/requirements/horovod_build"]] * 2
     # The command poc of the environment is started in the same way.
-    checkout.start(".venv/bin/poc", "show", "my run")
+    checkout.start(".venv/bin/poc", "show", "my run", PYTHONPATH="/other")
     assert checkout.calls("poc show") == [f"{checkout.elsewhere}||{start.replace('poc run', 'poc show')} my run"]
+    # In a copy of the checkout it is the copy's.
+    written = [checkout.venv / "bin/poc", checkout.venv / "lib/python3/site-packages/poc.pth"]
+    texts = [path.read_text() for path in written]
+    for path in written:
+        path.write_text("of the first checkout\n")
+    checkout.start("run_all.sh", "quick")
+    assert [path.read_text() for path in written] == texts
 
 
 BASE = ["common.txt", "mxnet.txt"]
@@ -258,10 +265,9 @@ def test_installed_downloads_nothing_and_names_what_is_lacking(checkout: Checkou
     # Without it the pinned packages are installed, or if there is no network the others stay.
     done = checkout.start("run_all.sh", FAULT="common", LACKING="", PLAN=".venv-pytorch installed")
     assert done.stderr.count("Using the packages of") == 1
-    assert len(checkout.calls("-m venv")) == 2  # the second one downloads nothing, either
-    assert checkout.start("run_all.sh", FAULT="common", LACKING="scipy>=1.11", status=2).stderr.count("scipy") == 1
+    assert len(checkout.calls("-m venv")) == 1  # the borrowed packages stay; the new one downloads nothing, either
     checkout.start("run_all.sh")
-    assert checkout.installed() == BASE
+    assert checkout.installed()[-2:] == BASE
 
 
 @pytest.mark.parametrize("words", [["--framework", "pytorch"], ["--framework=pytorch"]])

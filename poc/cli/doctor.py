@@ -174,7 +174,7 @@ def environment(options: Options) -> None:
             for file in build.requirements or ["requirements/common.txt"]:
                 print(folder.name, file)
     for name in _EXTRAS:
-        if getattr(options, name):
+        if getattr(options, name) and not options.installed:
             print(".venv", f"requirements/{name}.txt")
 
 

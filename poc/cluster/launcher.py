@@ -49,8 +49,8 @@ class Node:
         """Wait for a result of the actor; raises UserError if the actor did, and NodeLostError if it is dead."""
         try:
             return ray.get(reference)
-        except UserError as error:  # Ray gives it another text
-            raise UserError(f"{self.name}: {error.cause}") from None  # type: ignore[attr-defined]
+        except (UserError, PermissionError) as error:  # Ray gives it another text
+            raise UserError(f"{self.name}: {error.cause}") from None  # type: ignore[union-attr]
         except RayError as error:
             self.give_up(" ".join(str(error).split())[-200:])
             raise NodeLostError(f"{self.name}: {self.lost}") from None
@@ -133,4 +133,4 @@ class RayLauncher:
     def forget(self, run: Run) -> None:
         for node in self.nodes:
             with contextlib.suppress(NodeLostError):
-                node.get(node.actor.forget.remote(run))
+                node.get(node.actor.drop.remote(run, self.context))

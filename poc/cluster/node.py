@@ -64,6 +64,11 @@ class Supervisor(LocalLauncher):
         self._before, self._stop = launcher.core_seconds(), None
         return self.steps(run, conditions, workers)
 
+    def drop(self, run: Run, context: RunContext) -> None:
+        """Delete the checkpoints of a run."""
+        self._use(context)
+        self.forget(run)
+
     def _use(self, context: RunContext) -> None:
         source = context.source or os.environ.get("POC_DATA")
         local: dict[str, Any] = {"machine": self._context.machine, "cache": self._context.cache}

@@ -25,6 +25,7 @@ from poc.host.hardware import Hardware
 from poc.plan import Planned, select
 from poc.published.prices import Prices
 from poc.records import journal
+from poc.run import schedule
 from poc.run.launcher import RunContext
 from poc.run.schedule import Item
 from poc.run.sweep import Sweep
@@ -49,7 +50,7 @@ class HostSweep(Sweep):
     hosts: int = 1
     todo: list[Item] = dataclasses.field(default_factory=list)
     postponed: list[Item] = dataclasses.field(default_factory=list)  # do not fit before the bound
-    running: set[str] = dataclasses.field(default_factory=set)  # run ids: two repeats of a run would share checkpoints
+    running: set[str] = dataclasses.field(default_factory=set)  # ids: two trainings of one would share checkpoints
 
 
 @dataclasses.dataclass
@@ -208,11 +209,11 @@ class Cluster:
         """Return the next item that can start, with its nodes; items for several nodes first, or they would starve."""
         waiting = +self._replacing
         for sweep in sorted(self._sweeps, key=lambda sweep: -sweep.hosts):
-            items = [item for item in sweep.todo if item.planned.run.id not in sweep.running]
+            items = [item for item in sweep.todo if sweep.running.isdisjoint(schedule.ids(item.planned))]
             if items and not waiting[sweep.node_type] and sweep.hosts <= len(self._alive(sweep.node_type)):
                 if nodes := self._reserve(sweep.node_type, sweep.hosts):
                     sweep.todo.remove(items[0])
-                    sweep.running.add(items[0].planned.run.id)
+                    sweep.running.update(schedule.ids(items[0].planned))
                     return sweep, items[0], nodes
                 waiting[sweep.node_type] += 1
         return None
@@ -251,7 +252,7 @@ class Cluster:
                 raise
         finally:
             with self._change:
-                sweep.running.remove(item.planned.run.id)
+                sweep.running.difference_update(schedule.ids(item.planned))
                 for node in launcher.nodes:
                     node.is_free = True
                 self._change.notify_all()

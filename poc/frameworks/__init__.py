@@ -245,12 +245,13 @@ def library_path(name: str) -> dict[str, str]:
 def available(name: str, machine: Hardware) -> list[Build]:
     """Return the builds of framework `name` for this processor, preferred ones first.
 
-    Another release than the published ones comes first, if it is installed and fits.
+    A release of the user's Python, or another one than the published ones, comes first, if it is installed and fits.
     """
     published, current = load(name).BUILDS, versions(name)
     version = current.get(published[0].package) if published else None
     candidates = [build for build in published if platform.machine() in build.processors]
-    if version and not any(build.is_installed(current) for build in published):
+    is_linked = any(environment(name).glob(f"lib/python*/site-packages/{builds.LINK}"))
+    if version and (is_linked or not any(build.is_installed(current) for build in published)):
         installed = builds.find_installed(name, interpreter(name), machine, version)
         return [installed, *candidates] if isinstance(installed, Build) else candidates
     return candidates

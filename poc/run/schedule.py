@@ -44,6 +44,13 @@ def in_order(items: Iterable[Item]) -> list[Item]:
     return sorted(items, key=key)
 
 
+def ids(planned: Planned) -> list[str]:
+    """Return the ids of a planned run, and of all candidates for a largest batch or a rate and their trainings."""
+    candidates = [run for batch in planned.searched for run in batch]
+    tuned = [run.tunes for run in candidates if run.tunes]
+    return [run.id for run in (planned.run, *planned.smaller, *candidates, *tuned)]
+
+
 class DoneRepeats:
     """The repeats of runs that are done on the planned images, in any recipe of the sweep or before it."""
 

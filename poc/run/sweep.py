@@ -95,10 +95,7 @@ class Sweep:
     def ids(self) -> tuple[str, ...]:
         """Return the ids of the runs that are not skipped, including all candidates for a largest batch or a rate."""
         planned = [item.planned for item in self.items if not item.planned.skip]
-        runs = [run for item in planned for run in (item.run, *item.smaller)]
-        candidates = [run for item in planned for batch in item.searched for run in batch]
-        tuned = [run.tunes for run in candidates if run.tunes]
-        return tuple(dict.fromkeys(run.id for run in (*runs, *candidates, *tuned)))
+        return tuple(dict.fromkeys(id for each in planned for id in schedule.ids(each)))
 
     def seconds(self, planned: Planned) -> float:
         """Return the expected seconds of a planned run, or of what is left of a search at most."""
