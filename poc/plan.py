@@ -300,7 +300,7 @@ def estimate(run: Run, hardware: Hardware) -> float:
     forward = 2 * run.network.multiply_adds(run.data.input_shape[-1])
     flops = 3 * forward * run.last_step * run.global_batch
     if run.evaluate:
-        flops += forward * run.last_epoch * 10_000
+        flops += forward * run.last_epoch * run.data.evaluation_images
     if run.kind == "cpu":
         share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores  # above 1 with several hosts
         speed = hardware.cpu_flops * _CPU_EFFICIENCY * share * (2 if run.dtype == "bfloat16" else 1)

@@ -142,6 +142,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("plan quick --set lr", "FIELD=VALUE"),
         ("plan quick --set batch_per_devise=3", "quick.py: --set: no field 'batch_per_devise'; did you mean"),
         ("plan quick --price -1", "--price"),
+        ("run quick --checkpoints /dev/null/x", "--checkpoints"),
         ("report --target 0", "--target"),
         ("advise images.py --steps 3", "--steps"),
         ("run quick --patience 1e999", "--patience"),

@@ -155,3 +155,34 @@ def test_two_names_of_the_same_repeats_are_the_users_mistake(names: tuple[str, s
     first, second = (f"{records[0].run.id}{name}" for name in names)
     with pytest.raises(UserError):
         compare.compare(build(*records), first, second)
+
+
+def in_folders(*sides: Sequence[Record], slower: float = 0.05) -> list[dict[str, Any]]:
+    return compare.same_runs([build(*side) for side in sides], slower)
+
+
+def test_folders_are_compared_on_a_machine_that_both_have() -> None:
+    here = repeats_of(SLOW)
+    there = [dataclasses.replace(each, infrastructure="there") for each in repeats_of(FAST, minute=30)]
+    (comparison,) = in_folders([*here, *there], here)
+    assert comparison["same_machine"]
+    assert comparison["samples/s"]["estimate"] == 1
+
+
+def test_only_runs_with_enough_repeats_share_the_5_percent() -> None:
+    one = [record_of(run={"seed": 0, "learning_rate": rate}) for rate in (0.1, 0.2)]
+    paused = record_of(run={"learning_rate": 0.3, "pause_after": 2})
+    first, *others = in_folders([*repeats_of(SLOW), *one, paused], [*repeats_of(SLOW), *one, paused])
+    assert first["samples/s"]["confidence"] == pytest.approx(0.95)
+    assert len(others) == len(one)
+
+
+def test_the_gate_does_not_ask_for_more_repeats_where_none_would_decide() -> None:
+    fast = repeats_of(FAST)
+    lost = [dataclasses.replace(each, outcome="out of memory", reason="", windows=(), evaluations=()) for each in fast]
+    short = [dataclasses.replace(each, windows=each.windows[:1]) for each in fast]
+    for second, code in ((lost, 1), (short, compare.TOO_FEW), (fast[:1], compare.TOO_FEW)):
+        (comparison,) = in_folders(fast, second)
+        assert comparison["exit_code"] == code
+        asks = "would decide" in compare.text(comparison)
+        assert asks == (second == fast[:1])

@@ -162,7 +162,7 @@ def test_folders_without_a_common_run_are_the_users_mistake(tmp_path: Path, caps
     for name, seed in (("a", 1), ("b", 2)):
         journal.append(tmp_path / name / "machine" / journal.FILE, record_of(run={"seed": seed}))
         (tmp_path / "empty").mkdir(exist_ok=True)
-    for second in ("b", "empty"):
+    for second in ("b", "empty", "missing"):
         assert main(["compare", str(tmp_path / "a"), str(tmp_path / second)]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -270,6 +270,7 @@ def test_a_commit_is_compared_with_itself_under_two_interpreters(checkout: Path,
         ("fast slow mine.py --set steps=1000000000", "hour"),
         ("fast slow mine.py --set batch_per_device=largest", "largest"),
         ("fast slow mine.py --set lr=Search(low=0.1,high=1)", "Search"),
+        ("fast slow mine.py --set lr=Exponential(low=0.1,high=1)", "range tests"),
         ("fast slow mine.py --python nowhere", "nowhere"),
         ("fast slow mine.py --slower 5", "--slower"),
     ],

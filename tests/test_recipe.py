@@ -21,9 +21,10 @@ from poc import CIFAR10, SGD, SSP, DistSync, Fixed, Linear, Muon, Recipe, Steps,
 from poc.config.run import Run
 from poc.host import hardware
 from poc.host.hardware import GPU, Hardware
-from poc.plan import Planned, plan, select
+from poc.plan import Planned, estimate, plan, select
 from poc.values import UserError
 from tests import fake_gpus, simulated
+from tests.builders import MACHINE, run_of
 from tests.launch import HOME
 from tests.test_host import use
 
@@ -324,6 +325,14 @@ def test_a_run_that_this_machine_cannot_do_is_skipped_with_the_reason(
     (item,) = planned(machine, model="cifar_resnet50_v2", framework="mxnet", **fields)
     assert skip in item.skip
     assert bool(skip) == bool(item.skip)
+
+
+def test_the_time_of_evaluations_is_that_of_their_images() -> None:
+    sizes = [run_of(data=Synthetic(train=320, validation=images), epochs=1) for images in (320, 3200)]
+    less, more, without = (estimate(run, MACHINE) for run in (*sizes, dataclasses.replace(sizes[0], evaluate=False)))
+    # A training step costs three forward passes.
+    assert (more - less) / (less - without) == pytest.approx(9)
+    assert CIFAR10(validate_on="held-out").evaluation_images == 5_000
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poc.cli import show
-from poc.records.record import Record
+from poc.records.record import Breakdown, Record
 from poc.records.timing import PARTS
 from poc.values import UserError
 from tests.builders import build, record_of, repeats_of
@@ -54,6 +54,25 @@ def test_the_speed_of_emulated_devices_is_marked() -> None:
     real, emulated = (record_of(run={"devices": 4, "emulated": emulated}) for emulated in (False, True))
     heads = [shown([record], record.run.id).split("\n\n")[0].splitlines() for record in (real, emulated)]
     assert len(heads[1]) == len(heads[0]) + 1
+
+
+def test_the_step_time_breakdown_is_shown_where_it_was_measured() -> None:
+    detail = Breakdown(
+        whole_step_seconds=0.01,
+        independent_step_seconds=0.008,
+        exchange_seconds=0.003,
+        bus_bytes_per_second=None,
+        synchronisation_seconds=None,
+        data_seconds=0.0,
+    )
+    lines = shown([record_of(detail=detail)], record_of().run.id).split("\n\n")[-1].splitlines()[3:]
+    assert [line.rsplit(maxsplit=1)[1] for line in lines] == ["10.0", "8.0", "3.0"]
+    assert "whole step" not in shown([record_of()], record_of().run.id)
+
+
+def test_a_machine_s_name_may_have_an_at_sign() -> None:
+    here, there = (record_of(infrastructure=name) for name in ("me@box", "you@box"))
+    assert "you@box" not in shown([here, there], f"{here.run.id}@me@box")
 
 
 @pytest.mark.parametrize("start", ["zz", "", "@test machine", "0@tset machine", "several"])

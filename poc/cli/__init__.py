@@ -166,7 +166,7 @@ def _add_run_commands(command: _Command) -> None:
     add("--detail", help="after each run, measure the step-time breakdown: computation, synchronisation", **_FLAG)
     steps = _number(Annotated[Count, Le(1000)])
     add("--trace", type=steps, metavar="N", help="after each run, trace N steps, for https://ui.perfetto.dev")
-    add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints of unfinished runs in DIR (default: cache)")
+    add("--checkpoints", type=_path, metavar="DIR", help="keep checkpoints in DIR, each run's last one for good")
     add("--patience", type=_positive, default=300.0, metavar="S", help="end a run that completes no step for S seconds")
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
     add("--verbose", help="also print each run's id, settings and expected time", **_FLAG)
@@ -210,6 +210,7 @@ def _add_other_commands(command: _Command) -> None:
         metavar="RECIPE",
         help="a name in recipes/, or a Python file; its first setting that this machine can run",
     )
+    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipe", **_LIST)
     steps = _number(Annotated[Count, Ge(20)])
     add("--steps", type=steps, default=advise.STEPS, metavar="N", help="length of each short run")
 

@@ -18,9 +18,7 @@ from poc import config, data, frameworks
 from poc.cli import look
 from poc.cli import options as cli
 from poc.cli.options import Options
-from poc.config import LARGEST, Search, literals
-from poc.records import journal
-from poc.records.record import COMPLETED
+from poc.config import LARGEST, Exponential, Search, literals
 from poc.values import UserError, suggest
 
 
@@ -49,8 +47,10 @@ def ab(options: Options) -> int:
     path = cli.recipe_path(options.recipe).absolute()
     recipe = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
     for setting in recipe.settings():  # what they run depends on results, which may differ at A and B
-        if setting.batch_per_device == LARGEST or isinstance(setting.lr, Search):  # type: ignore[comparison-overlap]
-            raise UserError("ab: batch_per_device='largest' and lr=Search(...) are not allowed; use a number")
+        if setting.batch_per_device == LARGEST or isinstance(setting.lr, (Search, Exponential)):  # type: ignore[comparison-overlap]
+            raise UserError(
+                "ab: batch_per_device='largest', lr=Search(...) and range tests are not allowed; use numbers"
+            )
     words = [str(path), *(f"--set={setting}" for setting in options.settings)]
     words += [f"--{name}={getattr(options, name)}" for name in ("machine", "price") if getattr(options, name)]
     images = [f"--data={options.data}"] if options.data else []
@@ -66,12 +66,8 @@ def ab(options: Options) -> int:
             raise UserError("ab: repeats of over an hour start too far apart to be compared; use --set steps=N")
         for number in range(1, options.repeats + 1):
             for side in sides if number % 2 else sides[::-1]:  # A B B A: drift has the same effect on both
-                records = journal.read(journal.paths(side.results))
-                completed = [record.run.id for record in records if record.outcome == COMPLETED]
-                if all(completed.count(run) >= number for run in plans[0]):
-                    continue
                 print(f"\n{side.name}, repeat {number} of {options.repeats}", file=sys.stderr)
-                # Not --again: an interrupted command goes on with the repeats that the journal lacks.
+                # Not --again: an interrupted command goes on with the repeats that this machine's journal lacks.
                 side_options = [f"--set=repeats={number}", *images, f"--results={side.results}"]
                 if status := _wait(side.start("run", *words, *side_options, stdout=subprocess.DEVNULL)):
                     return status

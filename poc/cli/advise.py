@@ -16,7 +16,7 @@ from tabulate import tabulate
 from poc import config, data, frameworks
 from poc.cli.look import write_report
 from poc.cli.options import Options, recipe_path
-from poc.config import EPOCHS, LARGEST, Recipe, Setting
+from poc.config import EPOCHS, LARGEST, Recipe, Setting, literals
 from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import Planned, check_gpus, plan
@@ -31,6 +31,7 @@ from poc.values import UserError
 
 STEPS = 30
 """Optimizer steps of a short run, unless the user sets them."""
+_GPU_STEPS, _GPU_SECONDS = 1000, 10.0
 DEVIATIONS = Path(__file__).with_name("scaling.csv")
 """How far published throughput deviates from predictions; tools/fit_scaling.py writes the file."""
 _DEVICES = (1, 2, 4, 8)
@@ -82,8 +83,8 @@ class Choice(NamedTuple):
 def advise(options: Options) -> int:
     """Print throughput, time and cost of a recipe on more devices, from short runs."""
     path, machine = recipe_path(options.recipe), hardware.detect()
-    loaded = config.load(path, frameworks.FRAMEWORKS, count=data.count)
-    check_gpus([loaded], machine, "a recipe with kind='cpu'")
+    loaded = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
+    check_gpus([loaded], machine, "--set kind=cpu")
     setting = first_setting(loaded, machine)
     context = options.context(machine)
     name = context.infrastructure
@@ -133,6 +134,8 @@ def plan_probes(recipe: Path, setting: Setting, machine: Hardware, steps: int = 
     fields = {name: entry for name, entry in vars(setting).items() if name not in _REPLACED}
     fields.update(workers=1, straggler=0.0, kvstore="device", emulated=False, seeds=1, repeats=1, evaluate=False)
     fields.update(batch_per_device=setting.batches[-1], gradient_noise=None, steps=steps, window=5)
+    if setting.kind == "gpu":  # where a window takes half a second
+        fields.update(steps=max(steps, _GPU_STEPS), seconds=_GPU_SECONDS)
     # Two devices of one CPU share its cores, which shows nothing about two machines.
     has_two = setting.kind == "gpu" and 2 * setting.batches[-1] * setting.accumulate <= setting.data.train_images
     on_one, *on_two = (

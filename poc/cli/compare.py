@@ -16,6 +16,7 @@ from poc.cli import show
 from poc.records.record import COMPLETED, INTERRUPTED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import repeats
+from poc.report.table import PAUSED
 from poc.values import UserError
 
 # Columns that say what ran, and where. All others are measured, or follow from these.
@@ -40,12 +41,15 @@ def compare(table: pd.DataFrame, first: str, second: str, slower: float | None =
 
 def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Compare, as `compare`, each run that two tables have in common, or those of `ids`: the last setting in each."""
-    measured = [table[table.origin == MEASURED].sort_values("started", kind="stable") for table in tables]
+    measured = [table[(table.origin == MEASURED) & (table.length != PAUSED)] for table in tables]
+    measured = [table.sort_values("started", kind="stable") for table in measured]
     common = [run for run in measured[0].run_id.unique() if run in {*measured[1].run_id} and (not ids or run in ids)]
     if not common:
         raise UserError("compare: the folders have no run in common; poc plan --verbose lists the ids of a recipe")
-    sides = {run: [_latest(table[table.run_id == run]) for table in measured] for run in common}
-    return [_compared([run, run], sides[run], slower, len(common)) for run in common]
+    sides = [_latest_on_one_machine([table[table.run_id == run] for table in measured]) for run in common]
+    # Only runs with enough repeats can give a false alarm.
+    repeated = [min((side.outcome == COMPLETED).sum() for side in pair) >= repeats.MIN_REPEATS for pair in sides]
+    return [_compared([run, run], pair, slower, max(1, sum(repeated))) for run, pair in zip(common, sides)]
 
 
 def gate(logarithms: Sequence[pd.Series[float]], slower: float, runs: int = 1) -> dict[str, Any]:
@@ -91,7 +95,7 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
         "samples/s": rate,
         "accuracy": accuracy,
         "second_is_worse": [name for name, is_worse in worse.items() if is_worse],
-        "exit_code": rate["gate"]["exit_code"] if slower else int(any(worse.values())),
+        "exit_code": rate["gate"]["exit_code"] if slower and not worse["outcome"] else int(any(worse.values())),
     }
 
 
@@ -117,7 +121,9 @@ def text(comparison: dict[str, Any]) -> str:
         lines.append(f"Limit (second / first at least {gate['limit']:.3f}): {_VERDICTS[gate['exit_code']]}")
         if "bounds" in gate:
             lines[-1] += ", {:.3f} ({:.3f} to {:.3f})".format(gate["ratio"], *gate["bounds"])
-        if gate["exit_code"] == TOO_FEW:
+        if gate["exit_code"] == TOO_FEW and rate["too_short"]:
+            lines[-1] += "; the runs are too short for samples/s: use more steps"
+        elif gate["exit_code"] == TOO_FEW and "outcome" not in comparison["second_is_worse"]:
             lines[-1] += f"; about {gate['repeats_needed']} interleaved repeats on each side would decide"
     return "\n".join(lines)
 
@@ -126,16 +132,20 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     """Return the id and the repeats that each name stands for; if no machine is named, on one that has both runs."""
     named = [show.select(table, name) for name in names]
     runs = [str(rows.run_id.iloc[0]) for rows in named]
-    common = named[0].machine[named[0].machine.isin(named[1].machine)]
-    if runs[0] != runs[1] and len(common):
-        named = [rows[rows.machine == common.iloc[-1]] for rows in named]
-    latest = [_latest(rows).setting.iloc[-1] for rows in named]
+    found = _latest_on_one_machine(named) if runs[0] != runs[1] else map(_latest, named)
+    latest = [rows.setting.iloc[-1] for rows in found]
     sides = [show.only(table[table.setting == each], name.split("@")[1:]) for name, each in zip(names, latest)]
     if sides[0].index.isin(sides[1].index).any():  # one setting: the names differ in the seed, or not at all
         sides = [side[side.run_id == run] for side, run in zip(sides, runs)]
     if sides[0].index.isin(sides[1].index).any():
         raise UserError(f"compare: {names[0]} and {names[1]} name the same repeats; add @MACHINE or @COMMIT to each")
     return runs, sides
+
+
+def _latest_on_one_machine(sides: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """Return the latest setting of both sides, on one machine if both have one in common."""
+    common = sides[0].machine[sides[0].machine.isin(sides[1].machine)]
+    return [_latest(rows[rows.machine == common.iloc[-1]] if len(common) else rows) for rows in sides]
 
 
 def _latest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -149,11 +159,19 @@ def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | Non
     """Return the samples/s of both sides, and their ratio and the gate's verdict by interleaved repeats."""
     if not same_machine:  # They have no slower hours in common: as if all repeats had started at once.
         sides = [side.assign(started="2000-01-01T00:00:00") for side in sides]
-    rates = [repeats.clean(side[side.samples_per_second.notna()]).samples_per_second for side in sides]
+    timed = [side[side.samples_per_second.notna()] for side in sides]
+    rates = [repeats.clean(side).samples_per_second for side in timed]
     logarithms = [np.log(side.samples_per_second) for side in repeats.pair(*sides)]
     result = {**_difference(logarithms, judged), "gate": slower and gate(logarithms, slower, judged)}
     interval = result["interval"] and [math.exp(end) for end in result["interval"]]
-    return {**result, "sides": rates, "estimate": math.exp(result["estimate"]), "interval": interval}
+    too_short = any(len(side) and not len(rate) for side, rate in zip(sides, timed))
+    return {
+        **result,
+        "too_short": too_short,
+        "sides": rates,
+        "estimate": math.exp(result["estimate"]),
+        "interval": interval,
+    }
 
 
 def _accuracy(sides: Sequence[pd.DataFrame], judged: int) -> dict[str, Any]:

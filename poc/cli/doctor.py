@@ -75,7 +75,8 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
     if folder:
         yield "data", f"CIFAR-10 in {folder}"
     if price := options.known_price(machine):
-        yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({price.region}, {price.date})"
+        where = ", ".join(filter(None, (price.region, price.date))) or price.source
+        yield "price", f"{price.dollars_per_hour:.2f} dollars/h for {price.machine} ({where})"
     else:
         yield "price", "not known: ./run_all.sh --price DOLLARS (per hour), or --machine INSTANCE_TYPE"
     if folder is None:

@@ -85,6 +85,8 @@ def compare(options: Options) -> int:
     from poc.cli import compare
 
     first, second = options.runs
+    if Path(first).is_dir() != Path(second).is_dir() and "/" in first + second:
+        raise UserError(f"compare: {first} and {second} are not two folders of results, nor two runs")
     if Path(first).is_dir() and Path(second).is_dir():
         return compare_folders([Path(first), Path(second)], options.slower, options.json)
     comparison = compare.compare(_table(options.all_records()), first, second, options.slower)
@@ -98,8 +100,8 @@ def compare_folders(folders: Sequence[Path], slower: float | None, as_json: bool
 
     comparisons = compare.same_runs([_table(journal.read_with([], [folder])) for folder in folders], slower, ids)
     print(compare.as_json(comparisons) if as_json else "\n\n".join(map(compare.text, comparisons)))
-    # A run that is slower decides, and then one with too few repeats.
-    return max((each["exit_code"] for each in comparisons), key=[0, 1, compare.TOO_FEW, compare.SLOWER].index)
+    # A run that is slower decides, then one that did not complete, then one with too few repeats.
+    return max((each["exit_code"] for each in comparisons), key=[0, compare.TOO_FEW, 1, compare.SLOWER].index)
 
 
 def models(options: Options) -> None:

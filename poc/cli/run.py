@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 from poc import published
 from poc.cli.look import write_report
-from poc.cli.options import Options
+from poc.cli.options import HOME, Options
 from poc.host import hardware
 from poc.host.environment import POC, cache
 from poc.host.hardware import Hardware
@@ -52,17 +54,14 @@ def run(options: Options) -> int:
     chosen_threads()
     failed, known_prices = (_run_on_cluster if options.cluster else _run_here)(options, began)
     write_report(options, known_prices)
-    return exit_code(failed)
+    folder = "" if options.results == HOME / "results" else f" --results {shlex.quote(str(options.results))}"
+    return exit_code(failed, f"{POC} show ID{folder} shows why, ")
 
 
-def exit_code(failed: Sequence[str]) -> int:
-    """Return 1 if runs failed, else 0; print their ids, what shows the reasons, and what repeats them."""
+def exit_code(failed: Sequence[str], hint: str = "") -> int:
+    """Return 1 if runs failed, else 0; print their ids, the `hint`, and what repeats them."""
     if failed:
-        ids = ", ".join(failed)
-        print(
-            f"{len(failed)} failed: {ids}; {POC} show ID shows why, the same command repeats just these",
-            file=sys.stderr,
-        )
+        print(f"{len(failed)} failed: {', '.join(failed)}; {hint}the same command repeats just these", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -79,12 +78,23 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     context = _context(options, machine, name, options.source(), until)
     started = last_run.now()
     plans = options.plans(machine)
+    if options.checkpoints:
+        _check_writable(options.checkpoints)
     sweep_options = _sweep_options(options, started, [name for name, _ in plans])
     sweep = Sweep(plans, options.results, context, **sweep_options)
     failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
     if options.again:
         last_run.write(options.results, _request(options, [sweep], started))
     return failed, known_prices
+
+
+def _check_writable(folder: Path) -> None:
+    """Make the folder of checkpoints; raises UserError if no file can be written in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"--checkpoints: cannot write in {folder} ({error.strerror})") from error
 
 
 def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Prices]:

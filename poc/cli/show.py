@@ -14,6 +14,13 @@ from poc.records.row import MEASURED
 from poc.records.timing import PARTS
 from poc.values import UserError
 
+_BREAKDOWN = {
+    "whole step": "step",
+    "computation alone": "compute",
+    "synchronisation alone": "sync",
+    "enqueueing": "issue",
+}
+
 
 def text(table: pd.DataFrame, records: Sequence[Record], name: str, results: Path) -> str:
     """Describe the run that `name` names, as `select`.
@@ -38,6 +45,12 @@ def text(table: pd.DataFrame, records: Sequence[Record], name: str, results: Pat
         seconds = pd.Series({part: last[f"{part}_seconds"] for part in PARTS})
         shares = pd.DataFrame({"part": PARTS, "s": seconds, "%": 100 * seconds / last.wall_seconds})
         blocks.append(f"Where its {last.wall_seconds:,.1f} s went:\n{_grid(shares)}")
+    parts = {
+        name: 1e3 * last[f"{column}_seconds"] for name, column in _BREAKDOWN.items() if last[f"{column}_seconds"] > 0
+    }
+    if parts:
+        rows_of_parts = pd.DataFrame({"part of a step": [*parts], "ms": [*parts.values()]})
+        blocks.append(f"Step-time breakdown, measured after the training:\n{_grid(rows_of_parts)}")
     return "\n\n".join(blocks)
 
 
@@ -46,8 +59,9 @@ def select(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
     Each part is the start of a name. Raises UserError if it names no run or several.
     """
-    start, *parts = name.split("@")
-    rows = only(table[table.origin == MEASURED].sort_values("started", kind="stable"), parts)
+    measured = table[table.origin == MEASURED].sort_values("started", kind="stable")
+    start, _, rest = name.partition("@")
+    rows = only(measured, [rest] if (measured.machine == rest).any() else rest.split("@") if rest else [])
     matching = rows[rows.run_id.str.startswith(start)]
     ids = matching.run_id.unique()
     if len(ids) != 1:

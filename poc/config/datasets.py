@@ -47,6 +47,8 @@ class _Images:
     classes: int
     train: Any
     """Images of the training set, or their file."""
+    validation: Any = 10_000
+    """Images of the test set."""
     validate_on: Any = "test"
     fixed = False
     alternate = False
@@ -58,6 +60,11 @@ class _Images:
     def train_images(self) -> int:
         """Images that an epoch trains on; 0 if the user's own files were not counted yet."""
         return int(self.train - (held_out_images(self.train) if self.validate_on == HELD_OUT else 0))
+
+    @property
+    def evaluation_images(self) -> int:
+        """Images that an evaluation classifies."""
+        return held_out_images(self.train_images * 10 // 9) if self.validate_on == HELD_OUT else self.validation
 
     @property
     def key(self) -> str:

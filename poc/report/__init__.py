@@ -131,7 +131,13 @@ def _linked(page: Path, folder: Path) -> set[Path]:
     """Return the pages and figures in `folder` that a page links to."""
     text = page.read_text(encoding="utf-8", errors="replace") if page.exists() else ""
     links = re.findall(r"\]\(([^):]+\.(?:md|svg))\)", text)
-    return {path for link in links if (path := Path(os.path.normpath(page.parent / link))).is_relative_to(folder)}
+    linked = {Path(os.path.normpath(page.parent / link)) for link in links}
+    return {path for path in linked if path.parent == folder / "figures" or _is_detail(path, folder)}
+
+
+def _is_detail(path: Path, folder: Path) -> bool:
+    """Return whether a path is that of a page of details in `folder`."""
+    return path.parent == folder and (path.stem in PAGES or path.stem.startswith("model_"))
 
 
 def _path(target: Path, page: Path) -> str:

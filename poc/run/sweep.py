@@ -207,10 +207,12 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         if request:
             last_run.write(sweep.results, request)
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
-        if sweep.context.trace_steps and not sweep.since and (done_runs := workload.totals(sweep.lines())["done"]):
-            sweep.say(
-                f"--trace: {counted(done_runs, 'run')} already in the journal get no trace; add --again to repeat\n"
-            )
+        options = [
+            name for name, is_set in (("--trace", sweep.context.trace_steps), ("--detail", sweep.detail)) if is_set
+        ]
+        if options and not sweep.since and (done_runs := workload.totals(sweep.lines())["done"]):
+            runs = counted(done_runs, "run")
+            sweep.say(f"{' '.join(options)}: not for {runs} already in the journal; add --again to repeat\n")
         unstarted = _do(sweep, sweep.items)
         sweep.pace.begins_longer = True
         unstarted = [*_do(sweep, unstarted[:1]), *unstarted[1:]]
