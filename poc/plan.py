@@ -224,7 +224,7 @@ def _with_framework(
         data=setting.data.on_gpu() if kind == "gpu" else setting.data,
         workers=workers,
         cores_per_worker=cores,
-        layout=framework.LAYOUT if setting.layout == AUTO else setting.layout,
+        layout=framework.layout(kind, setting.dtype) if setting.layout == AUTO else setting.layout,
         global_batch=setting.global_batch,
         epochs=-(-schedule.steps // per_epoch),
         steps_per_epoch=per_epoch,

@@ -446,6 +446,7 @@ def test_frameworks_take_the_same_steps(run: Run) -> None:
         ("mxnet", "ValueError", "the file is out of memory of anybody", False),
         ("pytorch", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of", True),
         ("pytorch", "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
+        ("pytorch", "RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
         ("pytorch", "RuntimeError", "CUDA error: device-side assert triggered", False),
     ],
 )

@@ -133,6 +133,16 @@ def test_other_kinds_of_steps_and_a_resumed_session_mix_with_replays() -> None:
         np.testing.assert_array_equal(array, seen[1][name], err_msg=name)
 
 
+def test_a_step_without_synchronisation_is_recorded_once_its_like_is_and_needs_no_memory_of_its_own() -> None:
+    from tests.torch_tape import Tape
+
+    run, tapes = run_of(), list[Tape]()
+    session = opened(run, lambda: tapes.append(Tape()) or tapes[-1])
+    for step, batch in enumerate(batches(run, steps=STEPS)):
+        session.step(batch, 0.01, sync=step < STEPS - 1)
+    assert len(tapes) == 2
+
+
 @pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
 def test_replayed_steps_of_two_workers_are_eager_ones_bit_for_bit(tmp_path: Path) -> None:
     run = planned("pytorch", devices=2, accumulate=2, steps=15).run

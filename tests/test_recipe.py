@@ -327,6 +327,13 @@ def test_a_run_that_this_machine_cannot_do_is_skipped_with_the_reason(
     assert bool(skip) == bool(item.skip)
 
 
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "NCHW"), ("tf32", "NHWC"), ("bfloat16", "NHWC")])
+def test_pytorch_has_channels_last_on_tensor_cores(dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(fake_gpus.library("1 H100"), monkeypatch)
+    recipe = Recipe(model="cifar_resnet20_v2", framework="pytorch", kind="gpu", dtype=dtype)
+    assert plan("test", recipe, hardware.detect())[0].run.layout == layout
+
+
 def test_the_time_of_evaluations_is_that_of_their_images() -> None:
     sizes = [run_of(data=Synthetic(train=320, validation=images), epochs=1) for images in (320, 3200)]
     less, more, without = (estimate(run, MACHINE) for run in (*sizes, dataclasses.replace(sizes[0], evaluate=False)))

@@ -72,7 +72,8 @@ class Training:
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: Count | None = field(default=None, label="gradient noise scale every {} steps")
     """Interval in steps at which the squared norms of one device's gradient and of all devices' are recorded, which
-    give the gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too, or `accumulate`."""
+    give the gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too, or `accumulate`.
+    With CUDA graphs these steps need the memory of the activations once more."""
     zero_init_gamma: Flag = field(default=False, by_framework=True, label="zero-init gamma")
     """Residual units start as identities: the gammas of the last batch norm of each are zero (Goyal et al. 2017), in
     pre-activation models ("_v2") the weights of the convolution after it."""
@@ -101,7 +102,8 @@ class Training:
     """Steps between two readings of the clock; nothing waits for the device in between. On GPUs it is the least number:
     a window has as many steps as take 0.5 s there."""
     seconds: Positive | None = field(default=None, label="at most {:g} s")
-    """Stop at the end of the first window after so many seconds of training, or after the epochs or steps."""
+    """Stop at the end of the window in which so many seconds of training are over, or after the epochs or steps. The
+    first window, in which libraries compile or search for algorithms, does not count."""
     target_accuracy: Share | None = field(default=None, label="until accuracy {:g}")
     """Stop at the first evaluation that reaches it, or after the epochs."""
     framework: str = field(default=AUTO, label="{}")

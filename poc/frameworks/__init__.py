@@ -81,8 +81,6 @@ class Framework(Protocol):
     """Installed packages that it consists of: possible names of its framework first."""
     BUILDS: tuple[Build, ...]
     """Builds of its framework, preferred ones first; the last is for CPUs."""
-    LAYOUT: str
-    """Layout of images in memory that is usually the fastest."""
     DTYPES: tuple[str, ...]
     """Precisions that it trains in."""
     SUPPORTED_OPTIONS: tuple[str, ...]
@@ -95,6 +93,10 @@ class Framework(Protocol):
     """Supported types of `run.kvstore` among several real devices."""
     WARMUP_STEPS: int
     """First steps on GPUs that may be slower than all others, e.g. because a CUDA graph is recorded in the last one."""
+
+    def layout(self, kind: str, dtype: str) -> str:
+        """Return the layout of images in memory, "NCHW" or "NHWC", that is usually the fastest."""
+        ...
 
     def workers(self, requested: int, devices: int, emulated: bool) -> int:
         """Return the number of processes that share the `devices` of a run, if the recipe says `requested`."""

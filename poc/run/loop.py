@@ -36,7 +36,7 @@ class Loop:
     worker: int = 0
     first_step: int = 0
     save_every: float = math.inf  # steps after which to do so within an epoch, if workers cannot agree on a time
-    trained: float = 0.0  # seconds of all windows so far
+    trained: float = 0.0  # seconds of all windows so far, without the first one
     scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
     warmup_steps: int = 0  # steps of the first window on GPUs, at least
     silence: float = math.inf  # seconds of steps enqueued without a wait; in longer windows a hang would look slow
@@ -140,13 +140,14 @@ class Loop:
                 self.session.wait()
                 now = clock.elapsed()
                 self._step_seconds, since, enqueued = (now - since) / enqueued, now, 0
-        self._step += count
+        start_step, self._step = self._step, self._step + count
         loss = self.session.drain()
         end = clock.elapsed()
         seconds = end - start
         if enqueued:  # without the steps before the last wait, of which the first one may compile
             self._step_seconds = (end - since) / enqueued
-        self.trained += seconds
+        if start_step > self.first_step:  # the first one may compile, or search for algorithms
+            self.trained += seconds
         window = Window(
             epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)
         )

@@ -120,7 +120,7 @@ class Worker:
             worker=self._number,
             first_step=self._first_step,
             save_every=self._request["checkpoint_every"],
-            trained=sum(event["seconds"] for event in self._events if event["event"] == "window"),
+            trained=sum([event["seconds"] for event in self._events if event["event"] == "window"][1:]),
             scored=[(0, 0), *((round(last["accuracy"] * last["samples"]), last["samples"]) for last in earlier)][-1],
             warmup_steps=frameworks.load(run.framework).WARMUP_STEPS,
             silence=self._silence,

@@ -65,7 +65,6 @@ BUILDS: tuple[Build, ...] = (
     Build(package="mxnet", version="1.9.1", requirements=("requirements/mxnet.txt",), gigabytes=0.2),
 )
 """Their machine code was read from the packages; they have no PTX, which newer cards could translate."""
-LAYOUT = "NCHW"
 WARMUP_STEPS = 0
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
@@ -74,6 +73,10 @@ OPTIMIZERS: Collection[type[Any]] = (config.SGD, config.Nesterov, config.LARS, c
 KVSTORES: Collection[type[Any]] = tuple(kvstores.KVSTORES.values())
 ON_SERVERS = (config.DistAsync, config.SSP)
 """Kvstores whose servers apply the updates."""
+
+
+def layout(kind: str, dtype: str) -> str:
+    return "NCHW"
 
 
 def workers(requested: int, devices: int, emulated: bool) -> int:

@@ -54,7 +54,6 @@ _REQUIREMENTS = ("requirements/torch.txt", "requirements/torch-cpu.txt")
 _CPU = dataclasses.replace(_CUDA_13, requirements=_REQUIREMENTS, gigabytes=0.9, separate=False, code=(), driver="")
 BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
 """Their machine code is that of `torch.cuda.get_arch_list()`."""
-LAYOUT = "NHWC"
 EAGER_STEPS = 3
 """Steps before a CUDA graph is recorded: libraries choose their algorithms, and optimizers make their state."""
 DDP_EAGER_STEPS = 11
@@ -74,6 +73,11 @@ KVSTORES: Collection[type[Any]] = (config.Device, config.NCCL, config.NoSync)
 # For glibc, which by itself gives large blocks back to the system at once: PyTorch's allocator for CPUs keeps none, so
 # that in each step the system would zero every page of every layer's output anew.
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
+
+def layout(kind: str, dtype: str) -> str:
+    """Return NHWC, but NCHW for float32 on GPUs, whose NHWC kernels are made for tensor cores (pytorch#44943)."""
+    return "NCHW" if (kind, dtype) == ("gpu", "float32") else "NHWC"
 
 
 def workers(requested: int, devices: int, emulated: bool) -> int:
@@ -139,8 +143,9 @@ def count_model(run: Run) -> Cost:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    # torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp, CUDA, and cuDNN's search for its fastest algorithms.
-    words = r"out of memory|DefaultCPUAllocator: (can't allocate|not enough) memory|ALLOC_FAILED|to find an engine"
+    # torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp, CUDA, cuDNN 8 and 9, and its search for algorithms.
+    on_cpu = r"DefaultCPUAllocator: (can't allocate|not enough) memory"
+    words = rf"out of memory|{on_cpu}|ALLOC(ATION)?_FAILED|to find an engine"
     from_torch = isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
     return from_torch or isinstance(error, MemoryError)
 

@@ -51,7 +51,7 @@ class Replays:
     def __init__(self, new_graph: Callable[[], Any], warmup_steps: int) -> None:
         self._new_graph, self._warmup_steps = new_graph, warmup_steps
         self._eager_steps: Counter[Hashable] = Counter()
-        self.recorded: dict[Hashable, tuple[Any, Batch]] = {}
+        self.recorded: dict[Any, tuple[Any, Batch]] = {}
         """The graph of each kind of step, and the batch that it reads."""
 
     def is_warm(self, kind: Hashable) -> bool:

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,6 +107,8 @@ def build(run: Run, parameters: Tensors, decays: Sequence[bool], *, capturable: 
     If it is `capturable`, the step counts are on the device, too, so that nothing is fetched. Its state exists from the
     start, so that a first step which overflows in float16 can be undone, except for those of `torch.optim`.
     """
+    # The steps before it is recorded are no mistake.
+    warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
     options: Any = run.optimizer
     is_muon = isinstance(options, config.Muon)
     members: dict[tuple[bool, bool], list[torch.Tensor]] = defaultdict(list)

@@ -143,7 +143,7 @@ class TorchSession(Session):
     def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
         placed = self.place(batch)
         kind = sync, *(tensor.shape for tensors in placed.uploaded for tensor in tensors)
-        if norms or self._replays is None or not self._replays.is_warm(kind):
+        if norms or self._replays is None or not (self._replays.is_warm(kind) or self._has_recorded_like(kind)):
             super().step(placed, learning_rate, sync=sync, norms=norms)
             return
 
@@ -154,9 +154,19 @@ class TorchSession(Session):
 
         self._seed_step()
         optimizers.set_learning_rate(self._optimizer, learning_rate)
+        if kind not in self._replays.recorded:
+            self._optimizer.zero_grad()  # eager gradients, whose memory the recording cannot use
         self._replays.run(kind, placed.uploaded, work)
         self._step += 1
         self._samples += len(batch)
+
+    def _has_recorded_like(self, kind: tuple[Any, ...]) -> bool:
+        """Return whether a step is recorded that differs from this kind in the synchronisation alone.
+
+        It has warmed up this one, too, whose eager steps would need memory of their own. A compiler compiles anew.
+        """
+        assert self._replays
+        return not self._run.compile and any(other[1:] == kind[1:] for other in self._replays.recorded)
 
     def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
         """Compute the gradients; with `sync` DistributedDataParallel averages them during the last backward pass."""

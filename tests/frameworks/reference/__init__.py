@@ -26,13 +26,16 @@ from poc.host.hardware import Hardware
 LABEL = "NumPy"
 PACKAGES: tuple[str, ...] = ("numpy",)
 BUILDS: tuple[Build, ...] = ()
-LAYOUT = "NCHW"
 DTYPES: tuple[str, ...] = ("float32",)
 NETWORKS: Collection[str] = ("cifar_mlp",)
 OPTIMIZERS: Collection[type[Any]] = (SGD,)
 KVSTORES: Collection[type[Any]] = (Device, DistSync, NoSync)
 WARMUP_STEPS = 0
 SUPPORTED_OPTIONS: tuple[str, ...] = ()
+
+
+def layout(kind: str, dtype: str) -> str:
+    return "NCHW"
 
 
 def workers(requested: int, devices: int, emulated: bool) -> int:
