@@ -159,6 +159,20 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("report --results nowhere", "./run_all.sh --quick"),
         ("publish --results empty", "./run_all.sh --quick"),
         ("compare 0 1 --results there/EPYC-2", "MACHINE/journal.jsonl"),
+        ("compare there other", "compare: "),
+        ("compare there empty", "empty"),
+        ("compare there nowhere --results empty", "MACHINE/journal.jsonl"),
+        ("plan mine.py --set framework=mxnett", "mine.py: framework: 'mxnett' is not allowed; did you mean 'mxnet'?"),
+        ("run mine.py --study mine.csv", "samples_per_second: 'fast'"),
+        ("run mine.py --trace 3 --cluster local", "--trace"),
+        ("advise largest.py --results out", "batch_per_device='largest'"),
+        ("lr-range mine.py --low 1 --high 0.5", "low"),
+        ("lr-range mine.py --low 0", "--low"),
+        ("lr-range nowhere.py", "nowhere.py"),
+        ("lr-range mine.py --set kind=gpu", "mine.py: needs 1 GPU"),
+        ("lr-range mine.py --set batch_per_device=largest", "batch_per_device"),
+        ("lr-range mine.py --set optimiser=sgd", "optimizer"),
+        ("lr-range", "RECIPE"),
         ("rum", "invalid choice"),
         ("", "required"),
     ],
@@ -166,14 +180,19 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
 def test_a_mistake_ends_with_one_line_and_exit_code_2(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, field: str
 ) -> None:
+    recipe_file(folder / "mine.py")
     recipe_file(folder / "bad.py", batch_per_device=0)
+    recipe_file(folder / "largest.py", kind="gpu", batch_per_device="largest")
     images = ImageNet(crop=32, resize=40, train=2, validation=1)
     recipe_file(folder / "imagenet.py", data=images, batch_per_device=1)
     recipe_file(folder / "images.py", data=CIFAR10(crop=32))
     (folder / "empty").mkdir()
-    journal.append(folder / "there" / "EPYC-2" / journal.FILE, record_of(infrastructure="EPYC-2"))
+    (folder / "mine.csv").write_text("model,samples_per_second\nvgg16,fast\n")
+    for seed, name in enumerate(("there", "other")):  # without a common run
+        record = record_of(infrastructure="EPYC-2", run={"seed": seed})
+        journal.append(folder / name / "EPYC-2" / journal.FILE, record)
     before = set(folder.rglob("*"))
-    results = ["--results", "out"] if arguments.startswith("run ") else []
+    results = ["--results", "out"] if arguments.startswith(("run ", "lr-range ")) else []
     assert main([*arguments.split(), *results]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert field in line

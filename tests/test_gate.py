@@ -158,15 +158,6 @@ def test_compare_ends_with_the_verdict_on_two_folders_and_on_two_runs(
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == int(code == SLOWER)
 
 
-def test_folders_without_a_common_run_are_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, seed in (("a", 1), ("b", 2)):
-        journal.append(tmp_path / name / "machine" / journal.FILE, record_of(run={"seed": seed}))
-        (tmp_path / "empty").mkdir(exist_ok=True)
-    for second in ("b", "empty", "missing"):
-        assert main(["compare", str(tmp_path / "a"), str(tmp_path / second)]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of this code and the reference framework: a step of tag "slow" takes 10% longer than of "fast"."""

@@ -469,12 +469,6 @@ def test_an_error_in_a_recipe_file_is_one_line_with_its_place(
     assert "helper" not in sys.modules
 
 
-def test_a_wrong_framework_is_refused_with_the_name_of_the_recipe(tmp_path: Path) -> None:
-    path = recipe_in(tmp_path, "recipe = Recipe(model='cifar_resnet8_v2', framework='mxnett')")
-    with pytest.raises(UserError, match=r"mine\.py: framework: 'mxnett' .*'mxnet'"):
-        config.load(path, frameworks.FRAMEWORKS)
-
-
 @pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("quick", [False, True])
