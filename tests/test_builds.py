@@ -3,7 +3,6 @@ runs on simulated machines: that the code works, never how fast."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,27 +22,11 @@ from tests import fake_gpus, launch, what_runs_where
 from tests.builders import GLUON, recipe_file
 from tests.extras import needs_torch
 from tests.recorded_nvml import kernel_tree
-from tests.test_host import use
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 MODEL = "cifar_resnet8_v2"
 
 Simulate = Callable[..., Hardware]
-
-
-@pytest.fixture
-def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
-    """Return a function that makes this machine the one of that name, with or without the builds for it."""
-
-    def simulated(name: str, installed: bool = True) -> Hardware:
-        use(fake_gpus.library(name), monkeypatch)
-        machine = hardware.detect()
-        wanted = frameworks.wanted(machine) if installed else {}
-        packages = {framework: {build.package: build.version} for framework, build in wanted.items()}
-        monkeypatch.setattr(frameworks, "versions", lambda framework: packages.get(framework, {}))
-        return dataclasses.replace(machine, memory_bytes=2**40)
-
-    return simulated
 
 
 @pytest.mark.parametrize(

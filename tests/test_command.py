@@ -25,7 +25,6 @@ from poc.records.record import Record
 from poc.values import to_plain
 from tests.builders import recipe_file, record_of, run_of
 from tests.launch import HOME, finish, python, records, run_here
-from tests.test_builds import simulate  # noqa: F401  # a fixture
 
 
 @pytest.fixture
@@ -318,9 +317,7 @@ def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, pr
 
 
 def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
-    home: Path,
-    printed: Any,
-    simulate: Any,  # noqa: F811  # the fixture
+    home: Path, printed: Any, simulate: Any
 ) -> None:
     simulate("4 V100")
     fields: dict[str, Any] = {"framework": "mxnet", "model": "cifar_resnet8_v2"}

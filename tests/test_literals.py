@@ -12,6 +12,7 @@ from poc.config import literals
 from poc.plan import plan
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, recipe_file
+from tests.conftest import refused
 
 
 def ids(recipe: Recipe, *, quick: bool = False) -> list[str]:
@@ -53,9 +54,8 @@ def test_a_value_is_a_literal_a_call_or_a_word(text: str, value: Any) -> None:
     ids=lambda text: text[:20],
 )
 def test_a_text_without_a_value_is_a_mistake_in_one_line_and_nothing_is_called(text: str, name: str) -> None:
-    with pytest.raises(UserError, match=f"^--set.*{name}") as error:
+    with refused(f"^--set.*{name}"):
         literals.fields([text])
-    assert "\n" not in str(error.value)
 
 
 CASES = [{"lr": 0.1, "batch_per_device": 16}, {"lr": 0.2, "batch_per_device": 16}, {"batch_per_device": [8, 64]}]

@@ -25,6 +25,7 @@ from poc.plan import Planned, estimate, plan, select
 from poc.values import UserError
 from tests import fake_gpus, simulated
 from tests.builders import MACHINE, run_of
+from tests.conftest import refused
 from tests.launch import HOME
 from tests.test_host import use
 
@@ -102,9 +103,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "message"), MISTAKES)
 def test_a_mistake_is_one_line_with_field_and_value(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
+    with refused(message):
         Recipe(**{"model": "cifar_resnet8_v2", **fields})
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -463,9 +463,8 @@ IMPORT = "from helper import LR"
 def test_an_error_in_a_recipe_file_is_one_line_with_its_place(
     text: str, helper: str, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=f"^mine.py: .*{message}") as error:
+    with refused(f"^mine.py: .*{message}"):
         config.load(recipe_in(tmp_path, text, helper=helper))
-    assert "\n" not in str(error.value)
     assert "helper" not in sys.modules
 
 
