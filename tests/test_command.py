@@ -147,6 +147,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --patience 1e999", "--patience"),
         ("run quick --hours many", "--hours"),
         ("run quick --data nowhere", "--data: "),
+        ("run imagenet.py", "--data"),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("advise images.py --data empty --results out", "CIFAR-10"),
         ("run quick --only zzz", "'zzz'"),
@@ -162,6 +163,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("compare there empty", "empty"),
         ("compare there nowhere --results empty", "MACHINE/journal.jsonl"),
         ("plan mine.py --set framework=mxnett", "mine.py: framework: 'mxnett' is not allowed; did you mean 'mxnet'?"),
+        ("plan mine.py --set lr=Linear(base=0.1,per=128,warmup_epochs=99)", "mine.py: lr: warmup_epochs"),
         ("run mine.py --study mine.csv", "samples_per_second: 'fast'"),
         ("run mine.py --trace 3 --cluster local", "--trace"),
         ("advise largest.py --results out", "batch_per_device='largest'"),
@@ -275,15 +277,6 @@ def test_core_recipes_are_the_default_and_others_are_named(
     recipe_file(home.parent / "mine.py")
     planned = printed("plan", "--json", *arguments.split())["planned"]
     assert sorted({line["recipe"] for line in planned}) == names
-
-
-def test_set_plans_the_runs_of_an_edited_recipe(home: Path, printed: Any) -> None:
-    recipe_file(home.parent / "edited.py", batch_per_device=[16, 64], lr=0.5)
-    settings = ("core", "--set", "batch_per_device=16,64", "--set", "lr=0.5")
-    plans = [printed("plan", "--json", *arguments)["planned"] for arguments in (settings, ("edited.py",))]
-    ids, edited = ([line["id"] for line in planned] for planned in plans)
-    assert ids == edited
-    assert len(ids) == 2
 
 
 def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, printed: Any) -> None:

@@ -169,8 +169,6 @@ def test_a_model_with_only_tuning_runs_has_no_page_of_its_own(tmp_path: Path) ->
     tuning = {"model": "lenet5", "data": {**AUGMENTED, "validate_on": "held-out"}}
     written(tmp_path, trained(1000, 0.8), trained(1000, 0.6, run=tuning))
     assert not list(tmp_path.glob("model_*"))
-    written(tmp_path, trained(1000, 0.8), trained(1000, 0.6, run={"model": "lenet5"}))
-    assert [page.name for page in tmp_path.glob("model_*")] == ["model_lenet5_cifar10.md"]
 
 
 def test_a_report_removes_what_only_an_earlier_one_made(tmp_path: Path) -> None:
@@ -393,13 +391,6 @@ def test_a_training_that_ended_at_its_target_is_no_result_of_its_learning_rate(t
     short = trained(1000, 0.9, run={"target_accuracy": 0.85, "learning_rate": 0.4})
     page = written(tmp_path, trained(1000, 0.8), short)
     assert scorecard(page)[3] == "0.800 (n=1) at 128"
-
-
-def test_machines_with_another_cpu_are_not_pooled() -> None:
-    one = trained(1000, 0.8)
-    other = replace(seed(1, 500, 0.8), hardware=replace(one.hardware, cpu="another", cores=4))
-    assert build(one, other).setting.nunique() == 2
-    assert build(one, seed(1, 500, 0.8)).setting.nunique() == 1
 
 
 def test_the_latest_version_of_a_framework_is_shown(tmp_path: Path) -> None:

@@ -412,11 +412,6 @@ def test_a_schedule_with_a_rate_that_no_step_has_is_refused(fields: dict[str, An
         recipe.check_effects()
 
 
-def test_a_first_look_may_end_in_the_warm_up() -> None:
-    (item,) = planned(lr=WARM, quick=True)
-    assert item.run.steps < item.run.warmup_steps
-
-
 def test_recipes_import_files_in_their_folder_and_each_its_own(tmp_path: Path) -> None:
     text = "from helper import LR, STEPS\nimport random\nfrom csv import reader\n"
     text += "recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', lr=LR, steps=STEPS)"
