@@ -23,7 +23,7 @@ from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
 from poc.values import to_plain
-from tests.builders import recipe_file, record_of, run_of
+from tests.builders import add, recipe_file, record_of, run_of
 from tests.launch import HOME, finish, python, records, run_here
 
 
@@ -102,8 +102,7 @@ def test_again_repeats_all_and_after_a_stop_what_is_left(tmp_path: Path) -> None
     before, since, after = (f"2026-11-21T10:0{minute}:00+00:00" for minute in range(3))
     for rate, started in ((0.01, before), (0.02, before), (0.01, after)):
         record = replace(record_of(infrastructure="here", started=started), run=run_of(lr=rate, epochs=1))
-        record = replace(record, hardware=hardware.detect())
-        journal.append(results / "here" / journal.FILE, record)
+        add(results, replace(record, hardware=hardware.detect()))
     request = LastRun(recipes=(str(recipe),), runs=(), skipped={}, machine="here", again_since=since)
     last_run.write(results, request)
     for expected in ([0.02], [0.02, *rates], [0.02, *rates, *rates]):
@@ -190,8 +189,7 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     (folder / "empty").mkdir()
     (folder / "mine.csv").write_text("model,samples_per_second\nvgg16,fast\n")
     for seed, name in enumerate(("there", "other")):  # without a common run
-        record = record_of(infrastructure="EPYC-2", run={"seed": seed})
-        journal.append(folder / name / "EPYC-2" / journal.FILE, record)
+        add(folder / name, record_of(infrastructure="EPYC-2", run={"seed": seed}))
     before = set(folder.rglob("*"))
     results = ["--results", "out"] if arguments.startswith(("run ", "lr-range ")) else []
     assert main([*arguments.split(), *results]) == 2
@@ -288,7 +286,7 @@ def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, pr
     run = run_of(lr=0.01)
     fields = {**record_of().to_json(), "run": run.to_json(), "run_id": run.id, "infrastructure": "mine"}
     fields.update(dataset="synthetic", environment=None, wall=1.0, hardware=to_plain(hardware.detect()))
-    journal.append(home / "results" / "mine" / journal.FILE, Record.from_json(fields))
+    add(home / "results", Record.from_json(fields))
     after = printed("plan", "--json", "--machine", "mine")
     assert (after["runs"], after["done"], after["price_per_hour"]) == (2, 1, None)
     assert after["seconds"] < before["seconds"]
@@ -375,13 +373,12 @@ def test_run_all_and_poc_run_have_the_same_options(capsys: pytest.CaptureFixture
 
 def test_show_and_compare_find_runs_in_all_folders(home: Path, printed: Any) -> None:
     runs = [record_of(), record_of(run={"learning_rate": 0.1}, run_id="other")]
-    for record in runs:
-        journal.append(home / "results" / "mine" / journal.FILE, record)
+    add(home / "results", *runs)
     first, second = (record.run.id for record in runs)
     assert first in printed("show", first)
     assert "lr " in printed("compare", first, f"{second}@test")
     # A record that somebody sent is compared with what was measured here.
     received = record_of(infrastructure="theirs", started="2026-12-01T10:00:00+00:00")
-    journal.append(home.parent / "received" / "theirs" / journal.FILE, received)
+    add(home.parent / "received", received)
     names = (f"{first}@test", f"{first}@theirs")
     assert "machine " in printed("compare", *names, "--with", str(home.parent / "received"))

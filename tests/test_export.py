@@ -18,7 +18,7 @@ from poc.cli import main
 from poc.export import TRACKERS, hyperparameters, scalars
 from poc.records import journal
 from poc.records.record import Record
-from tests.builders import executed, record_of
+from tests.builders import add, executed, record_of
 from tests.launch import HOME
 
 LOSS, SPEED = "train/loss", "train/samples_per_second"
@@ -34,11 +34,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     return tmp_path / "results"
-
-
-def add(results: Path, *records: Record) -> None:
-    for record in records:
-        journal.append(results / record.infrastructure / journal.FILE, record)
 
 
 def export(results: Path, tracker: str, target: object, *options: str) -> int:

@@ -17,7 +17,7 @@ from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
 from poc.values import UserError
-from tests.builders import record_of
+from tests.builders import add, record_of
 
 USER, HOST = "ada-lovelace", "engine-7"
 
@@ -59,16 +59,11 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
         assert scrub(text) == text
 
 
-def save(folder: Path, *records: Record) -> None:
-    for record in records:
-        journal.append(journal.folder(folder, record.infrastructure) / journal.FILE, record)
-
-
 def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -> None:
     private = f"MXNetError: {owner}/data/cifar10_train.rec of {USER} on {HOST}: /mnt/data is full"
     notes = [{"step": 3, "why": private}]
     photo = "data: /mnt/Acme GmbH/x 1/train/a.jpg is no image"
-    save(
+    add(
         tmp_path / "results",
         record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run={"recipe": USER}),
         record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, framework_choice=private),
@@ -100,7 +95,7 @@ def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -
 
 def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     record = record_of()
-    save(tmp_path / "results", record)
+    add(tmp_path / "results", record)
     target = tmp_path / f"{journal.folder(tmp_path, record.infrastructure).name}_{record.started[:10]}"
     target.mkdir()
     (target / "mine").write_text("precious")
@@ -131,7 +126,7 @@ def test_the_command_makes_a_folder_whose_links_stay_inside(
 ) -> None:
     results, output = tmp_path / "results", tmp_path / "output"
     failed = record_of(outcome="failed", reason=f"OSError: {owner}/x is gone", run={"learning_rate": 0.2})
-    save(results, record_of(), failed)
+    add(results, record_of(), failed)
     arguments = ["publish", "--results", str(results), "--output", str(output)]
     assert main(arguments) == 0
     (folder,) = output.iterdir()
