@@ -19,11 +19,10 @@ from poc.config.networks import NETWORKS, Cost
 from poc.config.run import Run
 from poc.frameworks import own_models
 from poc.plan import Planned, plan
-from poc.publish import _scrubbed
 from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests import test_frameworks
-from tests.builders import MACHINE, TWO_WORKERS, executed, record_of, run_of
+from tests.builders import MACHINE, TWO_WORKERS, executed, run_of
 from tests.conftest import refused
 from tests.extras import needs_torch
 from tests.framework_worker import batches, parameters, planned, trained
@@ -211,12 +210,6 @@ def test_a_run_on_another_machine_needs_no_file_and_keeps_its_id() -> None:
     assert run == Run.from_json(json.loads(json.dumps(run.to_json())))
     assert run.id == own_run(model_folder="", cost=None).id
     assert run.id != own_run(model_hash="abd").id
-
-
-def test_publish_leaves_the_folder_out() -> None:
-    record = _scrubbed(dataclasses.replace(record_of(), run=own_run()), str)
-    assert (record.run.model_folder, record.run.id) == ("", own_run().id)
-    assert record.run.cost == own_run().cost
 
 
 def test_mean_and_deviation_have_defaults_and_are_one_value_each() -> None:

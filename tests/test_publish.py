@@ -63,11 +63,14 @@ def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -
     private = f"MXNetError: {owner}/data/cifar10_train.rec of {USER} on {HOST}: /mnt/data is full"
     notes = [{"step": 3, "why": private}]
     photo = "data: /mnt/Acme GmbH/x 1/train/a.jpg is no image"
+    own = {"data": {"name": "folder", "path": "/mnt/Acme GmbH/x 1"}, "model": "mine.py:net", "model_hash": "abc"}
+    own.update(model_folder=f"{owner}/nets", cost={"parameters": 9, "forward_multiply_adds": 99, "activations": 9})
+    of_own = record_of(run=own, reason=photo)
     add(
         tmp_path / "results",
         record_of(outcome="failed", reason=private, unsaved=notes, resumed=notes, run={"recipe": USER}),
         record_of(environment={"LD_PRELOAD": f"{owner}/lib/libtcmalloc.so"}, framework_choice=private),
-        record_of(run={"data": {"name": "folder", "path": "/mnt/Acme GmbH/x 1"}}, reason=photo),
+        of_own,
         record_of(infrastructure="test-machine", started="2026-11-21T09:00:00+00:00"),
     )
     fields = {"recipes": (f"{owner}/mine.py", "quick"), "runs": ("0123456789",), "skipped": {private: 2}}
@@ -80,10 +83,11 @@ def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -
     for secret in (str(owner), USER, HOST, "/mnt", "GmbH"):
         assert not any(secret in text for text in texts)
     assert "of other machines: test-machine (--machine)" in left_out
-    failed, completed, of_photos = journal.read(journal.paths(folder))
+    failed, completed, scrubbed = journal.read(journal.paths(folder))
     assert failed.reason == "MXNetError: [path] of [user] on [host]: [path] is full"
     assert completed.run == record_of().run
-    assert of_photos.reason == "data: [path] is no image"
+    assert (scrubbed.reason, scrubbed.run.model_folder) == ("data: [path] is no image", "")
+    assert (scrubbed.run.id, scrubbed.run.cost) == (of_own.run.id, of_own.run.cost)
     published = last_run.read(folder)
     assert published is not None
     assert published.recipes == ("mine.py", "quick")
