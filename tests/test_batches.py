@@ -114,22 +114,6 @@ def test_cutout_makes_one_square_grey_wherever_it_fits() -> None:
     assert ((places - 40) ** 2 / 40).sum() == pytest.approx(624, abs=5 * 35)
 
 
-def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> None:
-    spec = CIFAR10(jitter=False, on_device=True)
-    host, device = (
-        next(data.training_batches(DATASET, chosen, global_batch=70, seed=4, steps=1))
-        for chosen in (CIFAR10(jitter=False), spec)
-    )
-    np.testing.assert_array_equal(host.labels, device.labels)
-    np.testing.assert_array_equal(device.images.images, device.labels)
-    padded = np.pad(NOISE, ((0, 0), (4, 4), (4, 4), (0, 0)), constant_values=127)
-    np.testing.assert_array_equal(data.device_images(DATASET, spec), padded)
-    assert data.device_images(DATASET, CIFAR10()) is None
-    for pixels, index, top, left, mirrored in zip(host.images, *device.images):
-        view = padded[index, top : top + 28, left : left + 28]
-        np.testing.assert_array_equal(pixels, (view[:, ::-1] if mirrored else view).transpose(2, 0, 1))
-
-
 # Batches
 
 

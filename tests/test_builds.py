@@ -38,8 +38,6 @@ Simulate = Callable[..., Hardware]
         ("P100", "450.80.02", False, CU112, "has compute capability 6.0, "),
         ("P100", "440.33.01", True, CU102, "has compute capability 6.0, "),
         ("V100", "450.80.02", False, CU112, f"{CUDA12} needs driver 525.60.13"),
-        ("V100", "535.161.08", False, CU112, CUDA12),
-        ("A10G", "535.161.08", False, CU112, CUDA12),
         ("A100", "580.95.05", False, CU112, CUDA13),
         ("H100", "515.65.01", False, "has compute capability 9.0, ", f"{CUDA13} needs driver 580.65.06"),
         ("H100", "535.161.08", False, "has compute capability 9.0, ", CUDA12),
@@ -65,7 +63,6 @@ def test_the_build_of_each_framework_or_why_there_is_none(
 @pytest.mark.parametrize(
     ("machine", "framework", "choice"),
     [
-        ("4 V100", "mxnet", "first supported framework"),
         ("2 V100 and a display card", "mxnet", "first supported framework"),
         ("1 H100", "pytorch", "not MXNet: needs 1 GPU, this machine has none that MXNet can use: NVIDIA H100"),
         ("1 H100, older driver", "pytorch", "not MXNet: needs 1 GPU"),

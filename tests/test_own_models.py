@@ -445,14 +445,16 @@ ZOO_MODELS = {
 """The same architecture in torchvision, and 10^9 multiply-adds at 224 pixels that torchvision's pages print for it."""
 
 
+def skip_without(model: str) -> None:
+    """Skip the test if the zoo of this model is not installed."""
+    for package in {"torchvision": ["torch"], "timm": ["torch", "timm"]}.get(model.split(":")[0], []):
+        pytest.importorskip(package)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ZOO_MODELS)
 def test_models_of_zoos_have_the_published_cost_and_train_a_step(model: str) -> None:
-    zoo = model.split(":")[0]
-    if zoo == "timm" and importlib.util.find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    if zoo != "gluoncv":
-        pytest.importorskip("torch")
+    skip_without(model)
     data = Synthetic(size=224, crop=224, classes=1000, train=4, validation=2)
     (item,) = plans(model, Path(), data=data, batch_per_device=2, lr=0.001)
     assert not item.skip
@@ -471,9 +473,7 @@ def test_models_of_zoos_have_the_published_cost_and_train_a_step(model: str) -> 
     [("gluoncv:resnet50_v1x", "resnet50_v1"), ("torchvision:resnet_50", "resnet50"), ("timm:resnet5O", "resnet50")],
 )
 def test_a_typo_in_a_zoo_s_name_gets_the_nearest_name(model: str, nearest: str) -> None:
-    missing = {"torchvision": "torch", "timm": "timm"}.get(model.split(":")[0], "mxnet")
-    if importlib.util.find_spec(missing) is None:
-        pytest.skip(f"{missing} is not installed")
+    skip_without(model)
     with pytest.raises(UserError, match=f"did you mean '{nearest}"):
         plans(model, Path())
 
