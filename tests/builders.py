@@ -19,6 +19,7 @@ from poc.host.hardware import Hardware
 from poc.plan import plan
 from poc.published import Study
 from poc.published.prices import load
+from poc.records import journal
 from poc.records.record import COMPLETED, Evaluation, Record
 from poc.records.timing import Window
 from poc.run import checkpoint
@@ -115,6 +116,12 @@ def build(*records: Record, studies: Sequence[Study] = (), **prices: float) -> p
     from poc.report import table  # pandas and matplotlib, for which the processes of workers need not wait
 
     return table.build(records, studies, load(prices))
+
+
+def add(results: Path, *records: Record) -> None:
+    """Append records to the journals of their machines in a folder of results."""
+    for record in records:
+        journal.append(journal.folder(results, record.infrastructure) / journal.FILE, record)
 
 
 def place_in(folder: Path, **fields: Any) -> RunContext:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import os
 import resource
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from tabulate import tabulate
 
 import poc  # noqa: F401  # before a test imports cv2, which then reads poc's limit on the size of images
+from poc.values import UserError
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # OpenMP reads these once, at a framework's import. Test processes share the cores, so a waiting thread yields its core.
@@ -49,6 +51,24 @@ def pytorch_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poc.frameworks.pytorch.versions", lambda name: {"torch": "2.13.0", "torchvision": "0.28.0"})
 
 
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that makes this machine the one of that name, with or without the builds for it."""
+    from poc import frameworks
+    from poc.host import hardware
+    from tests import fake_gpus, test_host
+
+    def simulated(name: str, installed: bool = True) -> hardware.Hardware:
+        test_host.use(fake_gpus.library(name), monkeypatch)
+        machine = hardware.detect()
+        wanted = frameworks.wanted(machine) if installed else {}
+        packages = {framework: {build.package: build.version} for framework, build in wanted.items()}
+        monkeypatch.setattr(frameworks, "versions", lambda framework: packages.get(framework, {}))
+        return dataclasses.replace(machine, memory_bytes=2**40)
+
+    return simulated
+
+
 _injected: Counter[str] = Counter()
 _survived: Counter[str] = Counter()
 
@@ -70,6 +90,11 @@ def pytest_collection_finish() -> None:
     """Leave modules and test items out of later garbage collections."""
     gc.collect()
     gc.freeze()
+
+
+def refused(pattern: str) -> Any:
+    """Expect a UserError of one line that matches."""
+    return pytest.raises(UserError, match=pattern, check=lambda error: "\n" not in str(error))
 
 
 @contextlib.contextmanager

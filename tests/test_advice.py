@@ -151,13 +151,6 @@ def test_a_batch_that_fits_one_device_only_needs_no_probe_on_two() -> None:
     assert planned.run.global_batch == 32
 
 
-def test_a_batch_that_is_to_be_searched_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", kind="gpu", batch_per_device="largest", epochs=6)
-    assert main(["advise", str(recipe), "--results", str(tmp_path / "results")]) == 2
-    assert "batch_per_device='largest'" in capsys.readouterr().err
-    assert not (tmp_path / "results").exists()
-
-
 @pytest.mark.slow
 def test_the_command_measures_predicts_and_names_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

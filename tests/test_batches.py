@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from poc import data
 from poc.config import CIFAR10, Synthetic, synthetic
 from poc.data.batches import order
-from poc.data.images import split_off_validation
 from poc.values import UserError
 from tests.launch import python
 
@@ -53,40 +52,6 @@ def test_a_fixed_batch_is_the_same_object_every_time() -> None:
     # Fewer images than the batch: they come again.
     np.testing.assert_array_equal(first.images[64:], first.images[:36])
     assert len(np.unique(first.images[:64].reshape(64, -1), axis=0)) == 64
-
-
-# Held-out images
-
-
-class Untouchable:
-    """A test set that nobody may look at."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise AssertionError(f"the test set was asked for its {name}")
-
-
-def test_held_out_images_are_never_trained_on_nor_the_test_set_read() -> None:
-    count, generator = 6_000, np.random.default_rng(0)
-    numbers, labels = np.arange(count), generator.permutation(np.repeat(np.arange(10, dtype=np.int32), 600))
-    # Each image is of one colour, its number.
-    colours = np.stack([numbers // 256, numbers % 256, numbers * 0], axis=1).astype(np.uint8)
-    everything = data.Images(np.tile(colours[:, None, None], (1, 8, 8, 1)), labels)
-    dataset = split_off_validation(data.Dataset("numbered", everything, Untouchable()))  # type: ignore[arg-type]
-    spec = CIFAR10(crop=6, pad=0, jitter=False, validate_on="held-out")
-
-    def shown(batches: Iterator[data.Batch]) -> list[int]:
-        images = np.concatenate([np.asarray(batch.images) for batch in batches])[:, :, 0, 0].astype(int)
-        return list(images[:, 0] * 256 + images[:, 1])
-
-    share = [{"worker": worker, "workers": 4} for worker in range(4)]
-    options: Any = {"global_batch": 100, "seed": 3, "steps": 60}
-    trained_on = {n for part in share for n in shown(data.training_batches(dataset, spec, **options, **part))}
-    held_out = [n for part in share for n in shown(data.validation_batches(dataset, spec, batch=64, **part))]
-    assert len(trained_on) == 5_400
-    assert len(held_out) == len(set(held_out)) == 600
-    assert not trained_on & set(held_out)
-    assert np.bincount(labels[held_out]).tolist() == [60] * 10
-    assert spec.train_images == CIFAR10().train_images - 5_000
 
 
 # Augmentation
@@ -149,22 +114,6 @@ def test_cutout_makes_one_square_grey_wherever_it_fits() -> None:
     assert ((places - 40) ** 2 / 40).sum() == pytest.approx(624, abs=5 * 35)
 
 
-def test_views_on_the_device_are_what_the_host_shows_in_a_border_of_127() -> None:
-    spec = CIFAR10(jitter=False, on_device=True)
-    host, device = (
-        next(data.training_batches(DATASET, chosen, global_batch=70, seed=4, steps=1))
-        for chosen in (CIFAR10(jitter=False), spec)
-    )
-    np.testing.assert_array_equal(host.labels, device.labels)
-    np.testing.assert_array_equal(device.images.images, device.labels)
-    padded = np.pad(NOISE, ((0, 0), (4, 4), (4, 4), (0, 0)), constant_values=127)
-    np.testing.assert_array_equal(data.device_images(DATASET, spec), padded)
-    assert data.device_images(DATASET, CIFAR10()) is None
-    for pixels, index, top, left, mirrored in zip(host.images, *device.images):
-        view = padded[index, top : top + 28, left : left + 28]
-        np.testing.assert_array_equal(pixels, (view[:, ::-1] if mirrored else view).transpose(2, 0, 1))
-
-
 # Batches
 
 
@@ -213,27 +162,6 @@ def test_the_micro_batches_of_all_workers_together_are_those_of_one() -> None:
 
     whole, *shares = micro_batches(), *(micro_batches(worker=worker, workers=4) for worker in range(4))
     np.testing.assert_array_equal(whole, np.concatenate(shares, axis=2))
-
-
-def test_workers_together_train_on_what_one_would() -> None:
-    def batches(first_step: int = 0, **share: int) -> list[Any]:
-        steps = 9 - first_step
-        stream = data.training_batches(
-            DATASET, CIFAR10(), global_batch=24, seed=5, first_step=first_step, steps=steps, **share
-        )
-        return list(stream)
-
-    alone = batches()
-    assert len(alone) == 9
-    for whole, *shares in zip(alone, *(batches(worker=worker, workers=3) for worker in range(3))):
-        assert whole.images.shape == (24, 3, 28, 28)
-        assert whole.images.flags.c_contiguous
-        assert whole.labels.dtype == np.float32
-        np.testing.assert_array_equal(whole.images, np.concatenate([share.images for share in shares]))
-        np.testing.assert_array_equal(whole.labels, np.concatenate([share.labels for share in shares]))
-    # Two steps an epoch: a start in the middle of the third epoch goes on where the run would have been.
-    for expected, resumed in zip(alone[5:], batches(first_step=5)):
-        np.testing.assert_array_equal(expected.images, resumed.images)
 
 
 @pytest.mark.parametrize("cores", [1, 2])

@@ -23,9 +23,8 @@ from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
 from poc.values import to_plain
-from tests.builders import recipe_file, record_of, run_of
+from tests.builders import add, recipe_file, record_of, run_of
 from tests.launch import HOME, finish, python, records, run_here
-from tests.test_builds import simulate  # noqa: F401  # a fixture
 
 
 @pytest.fixture
@@ -103,8 +102,7 @@ def test_again_repeats_all_and_after_a_stop_what_is_left(tmp_path: Path) -> None
     before, since, after = (f"2026-11-21T10:0{minute}:00+00:00" for minute in range(3))
     for rate, started in ((0.01, before), (0.02, before), (0.01, after)):
         record = replace(record_of(infrastructure="here", started=started), run=run_of(lr=rate, epochs=1))
-        record = replace(record, hardware=hardware.detect())
-        journal.append(results / "here" / journal.FILE, record)
+        add(results, replace(record, hardware=hardware.detect()))
     request = LastRun(recipes=(str(recipe),), runs=(), skipped={}, machine="here", again_since=since)
     last_run.write(results, request)
     for expected in ([0.02], [0.02, *rates], [0.02, *rates, *rates]):
@@ -148,6 +146,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --patience 1e999", "--patience"),
         ("run quick --hours many", "--hours"),
         ("run quick --data nowhere", "--data: "),
+        ("run imagenet.py", "--data"),
         ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("advise images.py --data empty --results out", "CIFAR-10"),
         ("run quick --only zzz", "'zzz'"),
@@ -159,6 +158,21 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("report --results nowhere", "./run_all.sh --quick"),
         ("publish --results empty", "./run_all.sh --quick"),
         ("compare 0 1 --results there/EPYC-2", "MACHINE/journal.jsonl"),
+        ("compare there other", "compare: "),
+        ("compare there empty", "empty"),
+        ("compare there nowhere --results empty", "MACHINE/journal.jsonl"),
+        ("plan mine.py --set framework=mxnett", "mine.py: framework: 'mxnett' is not allowed; did you mean 'mxnet'?"),
+        ("plan mine.py --set lr=Linear(base=0.1,per=128,warmup_epochs=99)", "mine.py: lr: warmup_epochs"),
+        ("run mine.py --study mine.csv", "samples_per_second: 'fast'"),
+        ("run mine.py --trace 3 --cluster local", "--trace"),
+        ("advise largest.py --results out", "batch_per_device='largest'"),
+        ("lr-range mine.py --low 1 --high 0.5", "low"),
+        ("lr-range mine.py --low 0", "--low"),
+        ("lr-range nowhere.py", "nowhere.py"),
+        ("lr-range mine.py --set kind=gpu", "mine.py: needs 1 GPU"),
+        ("lr-range mine.py --set batch_per_device=largest", "batch_per_device"),
+        ("lr-range mine.py --set optimiser=sgd", "optimizer"),
+        ("lr-range", "RECIPE"),
         ("rum", "invalid choice"),
         ("", "required"),
     ],
@@ -166,14 +180,18 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
 def test_a_mistake_ends_with_one_line_and_exit_code_2(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, field: str
 ) -> None:
+    recipe_file(folder / "mine.py")
     recipe_file(folder / "bad.py", batch_per_device=0)
+    recipe_file(folder / "largest.py", kind="gpu", batch_per_device="largest")
     images = ImageNet(crop=32, resize=40, train=2, validation=1)
     recipe_file(folder / "imagenet.py", data=images, batch_per_device=1)
     recipe_file(folder / "images.py", data=CIFAR10(crop=32))
     (folder / "empty").mkdir()
-    journal.append(folder / "there" / "EPYC-2" / journal.FILE, record_of(infrastructure="EPYC-2"))
+    (folder / "mine.csv").write_text("model,samples_per_second\nvgg16,fast\n")
+    for seed, name in enumerate(("there", "other")):  # without a common run
+        add(folder / name, record_of(infrastructure="EPYC-2", run={"seed": seed}))
     before = set(folder.rglob("*"))
-    results = ["--results", "out"] if arguments.startswith("run ") else []
+    results = ["--results", "out"] if arguments.startswith(("run ", "lr-range ")) else []
     assert main([*arguments.split(), *results]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert field in line
@@ -259,15 +277,6 @@ def test_core_recipes_are_the_default_and_others_are_named(
     assert sorted({line["recipe"] for line in planned}) == names
 
 
-def test_set_plans_the_runs_of_an_edited_recipe(home: Path, printed: Any) -> None:
-    recipe_file(home.parent / "edited.py", batch_per_device=[16, 64], lr=0.5)
-    settings = ("core", "--set", "batch_per_device=16,64", "--set", "lr=0.5")
-    plans = [printed("plan", "--json", *arguments)["planned"] for arguments in (settings, ("edited.py",))]
-    ids, edited = ([line["id"] for line in planned] for planned in plans)
-    assert ids == edited
-    assert len(ids) == 2
-
-
 def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, printed: Any) -> None:
     recipe_file(home / "recipes" / "core.py", kind=["cpu", "gpu"], lr=[0.01, 0.02])
     before = printed("plan", "--json", "--price", "36", "--machine", "mine")
@@ -277,7 +286,7 @@ def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, pr
     run = run_of(lr=0.01)
     fields = {**record_of().to_json(), "run": run.to_json(), "run_id": run.id, "infrastructure": "mine"}
     fields.update(dataset="synthetic", environment=None, wall=1.0, hardware=to_plain(hardware.detect()))
-    journal.append(home / "results" / "mine" / journal.FILE, Record.from_json(fields))
+    add(home / "results", Record.from_json(fields))
     after = printed("plan", "--json", "--machine", "mine")
     assert (after["runs"], after["done"], after["price_per_hour"]) == (2, 1, None)
     assert after["seconds"] < before["seconds"]
@@ -299,9 +308,7 @@ def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, pr
 
 
 def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
-    home: Path,
-    printed: Any,
-    simulate: Any,  # noqa: F811  # the fixture
+    home: Path, printed: Any, simulate: Any
 ) -> None:
     simulate("4 V100")
     fields: dict[str, Any] = {"framework": "mxnet", "model": "cifar_resnet8_v2"}
@@ -366,13 +373,12 @@ def test_run_all_and_poc_run_have_the_same_options(capsys: pytest.CaptureFixture
 
 def test_show_and_compare_find_runs_in_all_folders(home: Path, printed: Any) -> None:
     runs = [record_of(), record_of(run={"learning_rate": 0.1}, run_id="other")]
-    for record in runs:
-        journal.append(home / "results" / "mine" / journal.FILE, record)
+    add(home / "results", *runs)
     first, second = (record.run.id for record in runs)
     assert first in printed("show", first)
     assert "lr " in printed("compare", first, f"{second}@test")
     # A record that somebody sent is compared with what was measured here.
     received = record_of(infrastructure="theirs", started="2026-12-01T10:00:00+00:00")
-    journal.append(home.parent / "received" / "theirs" / journal.FILE, received)
+    add(home.parent / "received", received)
     names = (f"{first}@test", f"{first}@theirs")
     assert "machine " in printed("compare", *names, "--with", str(home.parent / "received"))

@@ -82,14 +82,14 @@ def test_on_one_machine_only_repeats_of_the_same_hour_count() -> None:
     one = repeats_of(SLOW, commit="aaaaaaa")
     later, beside = repeats_of(FAST, hour=20, commit="bbbbbbb"), repeats_of(FAST, commit="ccccccc")
     run_id = one[0].run.id
-    values = compared([*one, *later], f"{run_id}@aaa", f"{run_id}@bbb")
+    # A noisy repeat does not count, is in no median, and is nothing to be in the same hour as.
+    busy = [record_of(epoch_seconds=[9.0] * 6, others_busy_cores=1.5, commit=each * 7) for each in "ab"]
+    values = compared([*one, *later, *busy], f"{run_id}@aaa", f"{run_id}@bbb")
     assert (values["same_machine"], values["samples/s"]["n"]) == (True, [0, 0])
     assert (values["samples/s"]["interval"], values["differences"].keys()) == (None, {"commit"})
     rate = compared([*one, *later, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples/s"]
     assert (rate["n"], rate["significant"]) == ([4, 3], True)
-    # A noisy repeat does not count, and is in no median.
-    busy = record_of(epoch_seconds=[9.0] * 6, others_busy_cores=1.5, commit="aaaaaaa")
-    noisy = compared([*one, busy, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples/s"]
+    noisy = compared([*one, *busy, *beside], f"{run_id}@aaa", f"{run_id}@ccc")["samples/s"]
     assert (noisy["n"], noisy["interval"]) == (rate["n"], rate["interval"])
 
 

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path, SPEC)
 
 
-def load(folder: Path | None) -> data.Dataset:
+def load(folder: Path) -> data.Dataset:
     return data.load(SPEC, source=folder, cache=Path("unused"))
 
 
@@ -49,12 +49,7 @@ def test_training_images_are_crops_of_the_resized_ones_with_their_labels(folder:
     dataset = load(folder)
     assert (dataset.name, len(dataset.train), len(dataset.validation)) == ("imagenet", 10, 5)
 
-    def first(**share: int) -> Any:
-        return next(data.training_batches(dataset, SPEC, global_batch=10, seed=0, steps=1, **share))
-
-    batch = first()
-    shares = [first(worker=worker, workers=2).images for worker in range(2)]
-    assert np.array_equal(np.concatenate(shares), batch.images)
+    batch: Any = next(data.training_batches(dataset, SPEC, global_batch=10, seed=0, steps=1))
     assert batch.images.shape == (10, 3, 224, 224)
     assert batch.images.dtype == np.uint8
     numbers = (batch.labels / 100).astype(int)
@@ -91,16 +86,10 @@ def test_validation_images_are_centre_crops_and_those_smaller_than_the_crop_are_
     ("change", "message", "opens"),
     [
         (lambda content: b"", "imagenet_train.rec cannot be read", False),
-        (lambda content: b"\x00" + content[1:], "imagenet_train.rec is not RecordIO at byte 0", False),
         (lambda content: content + part(0, bytes(24)), r"_train.rec has 11 images, .* 10", False),
         (lambda content: content[:32] + bytes(200) + content[232:], "_train.rec, record 0 .*decoded", True),
-        (
-            lambda content: content[:14] + b"zD" + content[16:],
-            "record 0 has the label 1000, labels are 0 to 999",
-            False,
-        ),
     ],
-    ids=["empty", "flipped byte", "one too many", "spoilt image", "label"],
+    ids=["empty", "one too many", "spoilt image"],
 )
 def test_damage_is_one_line_before_anything_is_spent_or_names_the_image(
     change: Any, message: str, opens: bool, folder: Path
@@ -131,13 +120,6 @@ def test_files_that_differ_are_another_data_set_and_how_they_are_shown_does_not_
     other = load(folder).data_id
     assert (other.name, len(other.checksum)) == (first.name, len(first.checksum))
     assert other != first
-
-
-def test_without_files_it_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"ImageNet cannot be downloaded; .*--data"):
-        load(None)
-    with pytest.raises(UserError, match=r"imagenet_train.rec is missing; "):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize("options", [[], [cv2.IMWRITE_JPEG_PROGRESSIVE, 1], [cv2.IMWRITE_JPEG_RST_INTERVAL, 4]])

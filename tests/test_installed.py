@@ -18,11 +18,7 @@ from poc import frameworks
 from poc.__main__ import main
 from poc.frameworks import builds
 from poc.frameworks.pytorch import probe
-from poc.host import hardware
-from poc.host.hardware import Hardware
-from tests import fake_gpus
 from tests.launch import HOME
-from tests.test_host import use
 
 TORCH = """
 import sys
@@ -56,18 +52,6 @@ def fake_python(tmp_path: Path) -> FakePython:
     return make
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Hardware]:
-    """Return a function that makes this machine a simulated one on which no framework is installed."""
-
-    def simulate(name: str) -> Hardware:
-        use(fake_gpus.library(name), monkeypatch)
-        monkeypatch.setattr(frameworks, "versions", lambda name: {})
-        return hardware.detect()
-
-    return simulate
-
-
 @pytest.mark.parametrize(
     ("name", "facts", "reason"),
     [
@@ -91,11 +75,11 @@ def test_a_torch_is_used_if_release_and_machine_code_fit(
     facts: dict[str, Any],
     reason: str,
     fake_python: FakePython,
-    machine: Any,
+    simulate: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    python, simulated = fake_python(**facts), machine(name)
+    python, simulated = fake_python(**facts), simulate(name, installed=False)
     monkeypatch.setattr(builds, "named_python", lambda: python)
     found = builds.find_installed("pytorch", python, simulated)
     assert isinstance(found, str) == bool(reason)
@@ -113,10 +97,10 @@ def test_a_torch_is_used_if_release_and_machine_code_fit(
 
 
 def test_without_a_torch_the_published_build_is_installed_silently(
-    fake_python: FakePython, machine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_python: FakePython, simulate: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = fake_python(without="torch")
-    machine("1 H100")
+    simulate("1 H100", installed=False)
     for named in (python, ""):
         monkeypatch.setattr(builds, "named_python", lambda named=named: named)
         assert main(["environment"]) == 0
@@ -129,14 +113,14 @@ def test_without_a_torch_the_published_build_is_installed_silently(
 def test_a_linked_environment_is_planned_with_its_own_release(
     release: str,
     fake_python: FakePython,
-    machine: Any,
+    simulate: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As make_environment.sh leaves it: an environment of this project that lists the folders of the user's Python."""
     versions = frameworks.versions.__wrapped__
-    python, simulated = fake_python(release), machine("1 H100")
+    python, simulated = fake_python(release), simulate("1 H100", installed=False)
     own = tmp_path / "own"
     venv.create(own, with_pip=False)
     (packages,) = own.glob("lib/python3*/site-packages")
@@ -157,10 +141,10 @@ def test_a_linked_environment_is_planned_with_its_own_release(
 
 
 def test_another_release_in_the_environment_of_a_pinned_one_is_not_replaced_by_a_link(
-    fake_python: FakePython, machine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_python: FakePython, simulate: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     versions, own = frameworks.versions.__wrapped__, Path(fake_python()).parents[1]
-    machine("1 H100")
+    simulate("1 H100", installed=False)
     monkeypatch.setattr(frameworks, "environment", lambda name: own)
     monkeypatch.setattr(frameworks, "versions", versions)
     assert main(["environment", "--framework", "pytorch"]) == 0

@@ -16,7 +16,6 @@ from poc.records import journal
 from poc.records.record import SCHEMA, Record
 from poc.values import UserError
 from tests.builders import record_of
-from tests.conftest import no_file_beyond
 from tests.launch import HOME
 
 
@@ -146,17 +145,6 @@ def test_a_file_system_without_locks_accepts_records(tmp_path: Path, monkeypatch
     with journal.claimed(tmp_path / journal.FILE):
         appended(tmp_path / journal.FILE, "a", "b")
     assert names_in(tmp_path / journal.FILE) == ["a", "b"]
-
-
-def test_on_a_full_disk_the_journal_stays_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    appended(path, "first")
-    before = path.read_bytes()
-    with no_file_beyond(len(before) + 100), pytest.raises(OSError, match="File too large"):
-        appended(path, "large", reason="y" * 5000)
-    assert path.read_bytes() == before
-    appended(path, "second")
-    assert names_in(path) == ["first", "second"]
 
 
 @pytest.mark.faults

@@ -14,7 +14,6 @@ import pytest
 from poc import SGD, AdamW, Exponential, Muon, Recipe, frameworks, report
 from poc.cli import main
 from poc.cli.lr_range import RangeTest, find_rates, plan_tests, range_test
-from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED
 from tests.builders import MACHINE, SMALL, TWO_WORKERS, executed, recipe_file, record_of
 from tests.extras import needs_torch
@@ -167,31 +166,3 @@ def test_no_page_has_a_range_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             report.write(chosen, [], page=folder / "results.md", folder=folder)
             pages.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
         assert pages[0] == pages[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("mine.py --low 1 --high 0.5", "low"),
-        ("mine.py --low 1 --high 1", "low"),
-        ("mine.py --low 0", "--low"),
-        ("nowhere.py", "nowhere.py"),
-        ("mine.py --set kind=gpu", "mine.py: needs 1 GPU"),
-        ("mine.py --set batch_per_device=largest", "batch_per_device"),
-        ("mine.py --set optimiser=sgd", "optimizer"),
-        ("", "RECIPE"),
-    ],
-)
-def test_a_mistake_ends_with_exit_code_2_before_anything_is_trained(
-    arguments: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    recipe_file(tmp_path / "mine.py")
-    assert main(["lr-range", *arguments.split(), "--results", "results"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert not journal.paths(tmp_path / "results")

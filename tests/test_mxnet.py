@@ -36,14 +36,6 @@ def run_of(**fields: Any) -> Run:
     return planned("mxnet", **fields).run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["cifar_resnet20_v2_no_norm", "cifar_resnet8_v2"])
-def test_four_devices_differ_from_one_by_batch_norm_alone(model: str) -> None:
-    runs = (run_of(model=model, devices=devices, batch_per_device=128 // devices, lr=1e-5) for devices in (1, 4))
-    one, four = (trained(frameworks.open_session(run), run) for run in runs)
-    assert (distance(one, four) < 1e-5) == model.endswith("no_norm")
-
-
 def test_batches_are_placed_on_a_cpu_while_it_computes() -> None:
     run = run_of()
     opened, batch, matrix = frameworks.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))

@@ -137,7 +137,8 @@ def test_workers_together_train_and_validate_on_what_one_would(kind: Callable[[P
 
     alone = batches()
     for whole, *shares in zip(alone, *(batches(worker=worker, workers=2) for worker in range(2))):
-        assert (whole.images.shape, whole.images.dtype) == ((12, 3, 16, 16), np.uint8)
+        assert (whole.images.shape, whole.images.dtype, whole.labels.dtype) == ((12, 3, 16, 16), np.uint8, np.float32)
+        assert whole.images.flags.c_contiguous
         np.testing.assert_array_equal(whole.images, np.concatenate([share.images for share in shares]))
         np.testing.assert_array_equal(whole.labels, np.concatenate([share.labels for share in shares]))
         # Red first, and of the class that the label says.

@@ -22,7 +22,7 @@ from poc.run import checkpoint, schedule, workload
 from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
-from tests.builders import MACHINE, SMALL, place_in, record_of, run_of
+from tests.builders import MACHINE, SMALL, add, place_in, record_of, run_of
 
 
 def planned(seconds: float, **fields: Any) -> Planned:
@@ -99,8 +99,7 @@ def sweep_of(folder: Path, *plans: tuple[str, list[Planned]], **fields: Any) -> 
 
 
 def recorded(folder: Path, record: Record, machine: Hardware = MACHINE) -> None:
-    record = dataclasses.replace(record, hardware=machine)
-    journal.append(journal.folder(folder, record.infrastructure) / journal.FILE, record)
+    add(folder, dataclasses.replace(record, hardware=machine))
 
 
 def test_a_plan_is_summed_up_by_recipe_and_a_run_of_two_counts_once(tmp_path: Path) -> None:

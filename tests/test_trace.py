@@ -80,9 +80,3 @@ def test_a_recorded_run_is_not_repeated_for_a_trace_and_traces_are_not_published
     published = {path.name for path in (tmp_path / "sent").rglob("*")}
     assert journal.FILE in published
     assert not published & {folder.name, trace.name}
-
-
-def test_a_trace_is_of_a_single_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe_file(tmp_path / "mine.py")
-    assert main(["run", str(tmp_path / "mine.py"), "--trace", "3", "--cluster", "local"]) == 2
-    assert "--trace" in capsys.readouterr().err
