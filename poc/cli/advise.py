@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from poc import config, data, frameworks
+from poc import data
 from poc.cli.look import write_report
 from poc.cli.options import Options, recipe_path
-from poc.config import EPOCHS, LARGEST, Recipe, Setting, literals
+from poc.config import EPOCHS, LARGEST, Recipe, Setting
 from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import Planned, check_gpus, plan
@@ -83,9 +83,9 @@ class Choice(NamedTuple):
 def advise(options: Options) -> int:
     """Print throughput, time and cost of a recipe on more devices, from short runs."""
     path, machine = recipe_path(options.recipe), hardware.detect()
-    loaded = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
-    check_gpus([loaded], machine, "--set kind=cpu")
-    setting = first_setting(loaded, machine)
+    recipe = options.load_recipe(path)
+    check_gpus([recipe], machine, "--set kind=cpu")
+    setting = first_setting(recipe, machine)
     context = options.context(machine)
     name = context.infrastructure
     known_prices = options.prices(name)

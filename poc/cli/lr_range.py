@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tabulate import tabulate
 
-from poc import config, data, frameworks
 from poc.cli.options import Options, recipe_path
 from poc.cli.run import exit_code
-from poc.config import LARGEST, Exponential, Recipe, literals
+from poc.config import LARGEST, Exponential, Recipe
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.host import hardware
@@ -58,7 +57,7 @@ def lr_range(options: Options) -> int:
     """Do the range tests of a recipe; print the intervals and draw the curves. Return 1 if a test failed."""
     path, machine = recipe_path(options.recipe), hardware.detect()
     rate = Exponential(low=options.low, high=options.high)
-    recipe = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
+    recipe = options.load_recipe(path)
     check_gpus([recipe], machine, "--set kind=cpu")
     planned = plan_tests(path.stem, recipe, machine, rate)
     if all(item.skip for item in planned):

@@ -78,9 +78,11 @@ class Options(argparse.Namespace):
         paths = [recipe_path(name) for name in self.recipes]
         if self.all or not self.recipes:
             paths += _recipe_files(_RECIPE_FOLDERS if self.all else _RECIPE_FOLDERS[:1])
-        fields = literals.fields(self.settings)
-        names = frameworks.FRAMEWORKS
-        return [(path.stem, config.load(path, names, fields, data.count)) for path in dict.fromkeys(paths)]
+        return [(path.stem, self.load_recipe(path)) for path in dict.fromkeys(paths)]
+
+    def load_recipe(self, path: Path) -> Recipe:
+        """Return the recipe in a file, with the fields of --set."""
+        return config.load(path, frameworks.FRAMEWORKS, literals.fields(self.settings), data.count)
 
     def plans(self, machine: Hardware) -> list[tuple[str, list[Planned]]]:
         """Return the runs of the chosen recipes on this machine, by recipe."""
