@@ -39,20 +39,15 @@ class Planned:
     """One run of the plan on this machine."""
 
     run: Run
-    skip: str = ""
-    """Reason why it does not run on this machine; empty if it does."""
-    seconds: float = 0.0
-    """Estimated wall time."""
-    framework_choice: str = ""
-    """Reason for its framework."""
-    priority: int = 5
-    """Runs of lower numbers are done first (`poc.config.recipe.Setting`)."""
-    smaller: tuple[Run, ...] = ()
-    """The same with smaller batches, descending: the first that fits in memory is done if `run` does not."""
-    searched: tuple[tuple[Run, ...], ...] = ()
-    """Of a search (`poc/search.py`) the candidates at each global batch, ascending; `run` is the first of them."""
-    repeat: int = 1
-    """Number of this repeat, counted from 1."""
+    skip: str = ""  # reason why it does not run on this machine; empty if it does
+    seconds: float = 0.0  # estimated wall time
+    framework_choice: str = ""  # reason for its framework
+    priority: int = 5  # runs of lower numbers are done first (`poc.config.recipe.Setting`)
+    smaller: tuple[
+        Run, ...
+    ] = ()  # with smaller batches, descending: if `run` does not fit, the first that does is done
+    searched: tuple[tuple[Run, ...], ...] = ()  # candidates of a search by global batch, ascending; `run` is the first
+    repeat: int = 1  # number of this repeat, counted from 1
 
     def __str__(self) -> str:
         if self.searched:

@@ -29,14 +29,11 @@ from poc.run.parent import execute
 from poc.run.progress import duration, result
 from poc.values import UserError
 
-STEPS = 30
-"""Optimizer steps of a short run, unless the user sets them."""
+STEPS = 30  # optimizer steps of a short run, unless the user sets them
 _GPU_STEPS, _GPU_SECONDS = 1000, 10.0
-DEVIATIONS = Path(__file__).with_name("scaling.csv")
-"""How far published throughput deviates from predictions; tools/fit_scaling.py writes the file."""
+DEVIATIONS = Path(__file__).with_name("scaling.csv")  # of published throughput from predictions (tools/fit_scaling.py)
 _DEVICES = (1, 2, 4, 8)
-_NINETY_PERCENT = 1.645
-"""Standard deviations on each side of the mean that contain 90% of a normal distribution."""
+_NINETY_PERCENT = 1.645  # standard deviations on each side of the mean that contain 90% of a normal distribution
 # Fields that a short run does not copy from the setting: its length, and the share of a CPU.
 _REPLACED = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 _NOTE = (
@@ -74,10 +71,8 @@ class Choice(NamedTuple):
     global_batch: int
     samples_per_second: Estimate
     hours: Estimate
-    machines: float | None
-    """Machines whose price is paid; a part of one if not all of its devices are used, None if one has fewer devices."""
-    dollars: Estimate | None
-    """None if no price is known for so many devices."""
+    machines: float | None  # whose price is paid; below 1 for a part of the devices of one, None if one has too few
+    dollars: Estimate | None  # None if no price is known for so many devices
 
 
 def advise(options: Options) -> int:

@@ -21,10 +21,8 @@ from poc.records.record import Record
 from poc.run.launcher import RunContext
 from poc.values import UserError, suggest
 
-HOME = Path(__file__).resolve().parents[2]
-"""The checkout."""
-_RECIPE_FOLDERS = ("recipes", "recipes/studies", "recipes/research")
-"""The core recipes first, then those that --all adds."""
+HOME = Path(__file__).resolve().parents[2]  # the checkout
+_RECIPE_FOLDERS = ("recipes", "recipes/studies", "recipes/research")  # core recipes first, then those of --all
 
 
 class Options(argparse.Namespace):

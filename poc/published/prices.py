@@ -23,13 +23,10 @@ class Price:
 
     machine: str
     dollars_per_hour: float
-    devices: int | None = None
-    """GPUs of the whole machine; None if unknown."""
+    devices: int | None = None  # GPUs of the whole machine; None if unknown
     region: str = ""
-    date: str = ""
-    """Day on which it was valid, in ISO 8601."""
-    source: str = ""
-    """An address, or `GIVEN`."""
+    date: str = ""  # day on which it was valid, in ISO 8601
+    source: str = ""  # an address, or `GIVEN`
 
 
 class Prices(dict[str, Price]):

@@ -207,13 +207,10 @@ def model_and_framework(row: Any) -> str:
     return ", ".join(filter(None, [_model(row), short_framework(row)]))
 
 
-STUDIED = ("cifar10", "imagenet")
-"""First words of the data sets of published studies."""
+STUDIED = ("cifar10", "imagenet")  # first words of the data sets of published studies
 RATE = "samples/s (min–max, n)"
-Show = Union[str, Callable[[Any], str]]
-"""A column of rows.csv, or a function of a row that returns the text of a cell."""
-Column = Union[str, tuple[str, Show]]
-"""The title of a usual column, or a title and what its cells show."""
+Show = Union[str, Callable[[Any], str]]  # a column of rows.csv, or a function of a row that returns the text of a cell
+Column = Union[str, tuple[str, Show]]  # the title of a usual column, or a title and what its cells show
 _COLUMNS: dict[str, Show] = {
     "machine": "machine_cell",
     "model": _model,

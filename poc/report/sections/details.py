@@ -223,7 +223,7 @@ def _own_rate(rows: pd.DataFrame, row: Any) -> str:
     rows = rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
     same_framework = rows.framework.str.startswith(row.framework.partition(" ")[0])
     for is_like in (rows.kind == ("gpu" if row.devices else "cpu"), same_framework):
-        rows = rows[is_like[rows.index]] if is_like[rows.index].any() else rows
+        rows = repeats.some_or_all(rows, is_like[rows.index])
     same = preferred(rows)
     return "" if same is None else f"{markdown.rate(same)}, {same.framework}, {markdown.devices(same)}"
 
