@@ -165,10 +165,7 @@ def _whole(run: Run) -> Run:
 
 
 def _ranked(runs: Sequence[Run], result_of: ResultOf) -> list[Run] | None:
-    """Return the runs that completed, the best first; None if one has no result yet.
-
-    The higher accuracy is better, then the lower loss, then the lower learning rate.
-    """
+    """Return the runs that completed, by accuracy, then loss, then the lower rate; None if one has no result yet."""
     results = [(run, result_of(run)) for run in runs]
     if not all(result for _, result in results):
         return None

@@ -107,10 +107,7 @@ def advise(options: Options) -> int:
 
 
 def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
-    """Return the recipe's first setting that `machine` can run, on its GPUs if any can.
-
-    Raises UserError if its batch is to be searched for.
-    """
+    """Return the first setting that `machine` can run, on GPUs if any can; raises UserError for batch "largest"."""
     settings = recipe.without_search().settings()
     recipes = [Recipe(**vars(setting), folder=recipe.folder) for setting in settings]
     runnable = [setting for setting, alone in zip(settings, recipes) if not plan("", alone, machine)[0].skip]

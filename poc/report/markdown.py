@@ -219,10 +219,9 @@ _COLUMNS: dict[str, Show] = {
     "devices": devices,
     "devices, kvstore": devices_and_kvstore,
     "batch per device": batch,
-    "global batch": lambda row: count(row.global_batch),
+    "global batch": "global_batch",
     "lr": lr,
     "training recipe": "recipe_cell",
-    "epochs": lambda row: count(row.epochs),
     "accuracy": accuracy,
     RATE: rate,
 }

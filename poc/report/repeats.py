@@ -1,8 +1,4 @@
-"""Repeats of one setting: their summary, which of them may be compared, and speed-ups over one device.
-
-A setting is all that a run computes but for the seed, on one machine, framework version, set of images and environment
-(column `setting`). Its rows are repeats of each other; nothing else is ever pooled.
-"""
+"""Repeats of one setting (docs/design.md): their summary, which may be compared, and speed-ups over one device."""
 
 from __future__ import annotations
 

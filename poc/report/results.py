@@ -207,7 +207,8 @@ def trainings(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def same_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep trainings of 12 epochs, the main study's, or else of the most frequent number of epochs."""
+    """Keep trainings (`trainings`) of 12 epochs, the main study's, or else of the most frequent number of epochs."""
+    rows = trainings(rows)
     return rows[rows.epochs.isin([MAIN_EPOCHS] if (rows.epochs == MAIN_EPOCHS).any() else rows.epochs.mode()[:1])]
 
 

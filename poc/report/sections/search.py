@@ -149,7 +149,7 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         ("linear rule", lambda row: _rule(row, "linear")),
         ("square-root rule", lambda row: _rule(row, "square_root")),
         ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
-        ("n", lambda row: markdown.count(row.n)),
+        "n",
     ]
     about = (
         "Searched by successive halving on a validation split, once for each of n seeds. Then one training each with "
