@@ -56,7 +56,6 @@ class Estimate(NamedTuple):
         return median if low == high else f"{median} ({low} to {high})"
 
     def times(self, factor: float) -> Estimate:
-        """Return the estimate of `factor` times as much."""
         return Estimate(*(factor * number for number in self))
 
     def divide(self, amount: float) -> Estimate:

@@ -38,7 +38,6 @@ class Options(argparse.Namespace):
         return prices.load({} if self.price is None else {name: self.price})
 
     def known_price(self, machine: Hardware) -> Price | None:
-        """Return the price of this machine; None if it is not known."""
         name = self.machine_name(machine)
         return self.prices(name).of(name, machine.describe())
 

@@ -133,7 +133,6 @@ def _in_digits(cell: str) -> str:
 
 
 def _kind(name: str) -> Any:
-    """Return the type of the cells of a column."""
     if name not in NUMBERS:
         return Literal["weak", "strong"] if name == "scaling" else str
     lower_bound = Ge(0) if name in _MAY_BE_ZERO else Gt(0)

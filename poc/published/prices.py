@@ -19,8 +19,6 @@ GIVEN = "given by the user"
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """The price of one machine."""
-
     machine: str
     dollars_per_hour: float
     devices: int | None = None  # GPUs of the whole machine; None if unknown

@@ -119,7 +119,6 @@ class WorkerResult:
 
     @property
     def data_id(self) -> DataId:
-        """The identity of the images."""
         return DataId(self.dataset, self.data_checksum)
 
     @property
@@ -189,7 +188,6 @@ class Record(WorkerResult):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that it did."""
         return sum(window.steps for window in self.windows)
 
     @property

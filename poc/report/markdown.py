@@ -172,7 +172,6 @@ def _plural(number: float, noun: str) -> str:
 
 
 def link(text: str, address: str) -> str:
-    """Return a link, or just the text if there is no address."""
     return f"[{text}]({address})" if address else text
 
 
