@@ -178,10 +178,7 @@ def deviations() -> dict[tuple[int, bool], tuple[float, float]]:
 
 
 def predict(measured: Estimate, measured_devices: int, devices: int, *, hosts_added: bool = False) -> Estimate:
-    """Predict samples/s on up to eight times the measured devices, at the same efficiency.
-
-    The interval is that of the measurement, widened by how much published series deviate from such predictions.
-    """
+    """Predict samples/s on up to 8 times the measured devices at equal efficiency; `deviations` widen the interval."""
     factor = devices / measured_devices
     low, high = deviations()[math.ceil(math.log2(factor)), hosts_added]
     expected = measured.times(factor)
