@@ -39,20 +39,15 @@ class Planned:
     """One run of the plan on this machine."""
 
     run: Run
-    skip: str = ""
-    """Reason why it does not run on this machine; empty if it does."""
-    seconds: float = 0.0
-    """Estimated wall time."""
-    framework_choice: str = ""
-    """Reason for its framework."""
-    priority: int = 5
-    """Runs of lower numbers are done first (`poc.config.recipe.Setting`)."""
-    smaller: tuple[Run, ...] = ()
-    """The same with smaller batches, descending: the first that fits in memory is done if `run` does not."""
-    searched: tuple[tuple[Run, ...], ...] = ()
-    """Of a search (`poc/search.py`) the candidates at each global batch, ascending; `run` is the first of them."""
-    repeat: int = 1
-    """Number of this repeat, counted from 1."""
+    skip: str = ""  # reason why it does not run on this machine; empty if it does
+    seconds: float = 0.0  # estimated wall time
+    framework_choice: str = ""  # reason for its framework
+    priority: int = 5  # runs of lower numbers are done first (`poc.config.recipe.Setting`)
+    smaller: tuple[
+        Run, ...
+    ] = ()  # with smaller batches, descending: if `run` does not fit, the first that does is done
+    searched: tuple[tuple[Run, ...], ...] = ()  # candidates of a search by global batch, ascending; `run` is the first
+    repeat: int = 1  # number of this repeat, counted from 1
 
     def __str__(self) -> str:
         if self.searched:
@@ -104,10 +99,7 @@ def plan(
 
 
 def check_gpus(recipes: Iterable[Recipe], machine: Hardware, option: str) -> None:
-    """Raise UserError if `machine`, this one, has GPUs that cannot be used, unless all `recipes` are for CPUs.
-
-    The message names the `option` of the command for CPU runs.
-    """
+    """Raise UserError, with the `option` for CPU runs, if this machine's GPUs are unusable and a recipe needs them."""
     is_for_cpu = all(setting.kind == "cpu" for recipe in recipes for setting in recipe.settings())
     if not is_for_cpu and (problem := gpu_problem() or frameworks.gpu_problem(machine)):
         raise UserError(f"{problem}. For CPU runs at this machine's price: {option}")
@@ -195,10 +187,7 @@ def _resolve(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tup
 
 
 def _suitability(run: Run, hardware: Hardware) -> tuple[bool, int]:
-    """Return whether the framework of `run` supports all its options, and how many GPUs of this machine it can use.
-
-    If no framework can do a run, that with the largest value gives the reason.
-    """
+    """Rank a run that no framework can do, to choose the reason: all options are supported, number of usable GPUs."""
     return frameworks.unsupported_reason(run, hardware) is None, len(frameworks.usable(run.framework, hardware))
 
 

@@ -20,8 +20,7 @@ from poc.records import journal, last_run
 from poc.records.record import SKIPPED, Record
 from poc.values import UserError, suggest
 
-MARK = "published.json"
-"""A file in every folder that was made here, which may therefore be replaced."""
+MARK = "published.json"  # a file in every folder that was made here, which may therefore be replaced
 # Fields of a record whose texts are not the user's, and the machine's name, which the user chose to show.
 _PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", "run_id", "versions")
 # Absolute paths, except in folders that every machine has. The slashes of an address are none. A quoted path may have

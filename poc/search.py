@@ -15,8 +15,7 @@ from typing import NamedTuple
 from poc.config import Fixed, Linear, SquareRoot
 from poc.config.run import Run
 
-FOUND, LINEAR, SQUARE_ROOT = "found", "linear", "square-root"
-"""The trainings on the test set: with the rate that was found, and with those of the two rules."""
+FOUND, LINEAR, SQUARE_ROOT = "found", "linear", "square-root"  # trainings on the test set, by their learning rate
 # Fields in which the candidates of a search may differ, and its batches; the steps of an epoch follow from the batch.
 _VARIED = (
     *("devices", "emulated", "batch_per_device", "accumulate", "global_batch", "workers", "cores_per_worker"),
@@ -28,8 +27,7 @@ _VARIED = (
 class Result(NamedTuple):
     """Result of a candidate at the end of a rung."""
 
-    completed: bool
-    """False: it diverged, failed or did not fit in memory."""
+    completed: bool  # False: it diverged, failed or did not fit in memory
     accuracy: float = 0.0
     loss: float = math.inf
 
@@ -38,16 +36,12 @@ class Stage(NamedTuple):
     """Runs that are done before the search decides anything."""
 
     runs: tuple[Run, ...]
-    dropped: tuple[Run, ...]
-    """Candidates that the search has just given up, whose checkpoints are of no use any more."""
-    epochs: int
-    """Epochs that each of the runs trains, from its checkpoint on."""
-    is_rung: bool
-    """False: trainings on the test set."""
+    dropped: tuple[Run, ...]  # candidates that the search has just given up, whose checkpoints are of no use any more
+    epochs: int  # epochs that each of the runs trains, from its checkpoint on
+    is_rung: bool  # False: trainings on the test set
 
 
-ResultOf = Callable[[Run], "Result | None"]
-"""Return the result of a run; None if it has none yet."""
+ResultOf = Callable[[Run], "Result | None"]  # return the result of a run; None if it has none yet
 
 
 def candidates(run: Run) -> list[Run]:
@@ -171,10 +165,7 @@ def _whole(run: Run) -> Run:
 
 
 def _ranked(runs: Sequence[Run], result_of: ResultOf) -> list[Run] | None:
-    """Return the runs that completed, the best first; None if one has no result yet.
-
-    The higher accuracy is better, then the lower loss, then the lower learning rate.
-    """
+    """Return the runs that completed, by accuracy, then loss, then the lower rate; None if one has no result yet."""
     results = [(run, result_of(run)) for run in runs]
     if not all(result for _, result in results):
         return None

@@ -24,8 +24,7 @@ from typing_extensions import dataclass_transform
 T = TypeVar("T")
 
 LARGEST_INTEGER = 2**31 - 1
-LARGEST_NUMBER = 1e12
-"""Products of larger numbers would not be finite."""
+LARGEST_NUMBER = 1e12  # products of larger numbers would not be finite
 Count = Annotated[int, pydantic.Strict(), Ge(1), Le(LARGEST_INTEGER)]
 CountOrZero = Annotated[int, pydantic.Strict(), Ge(0), Le(LARGEST_INTEGER)]
 Positive = Annotated[float, pydantic.Strict(), Gt(0), Le(LARGEST_NUMBER)]

@@ -25,14 +25,12 @@ from poc.records.row import WEAK, Row, rate
 
 SERIES = Path(__file__).parent / "series"
 MOST_DOUBLINGS = 3
-MIN_STUDIES = 3
-"""Intervals between hosts from fewer studies are at least as wide as those inside a host."""
+MIN_STUDIES = 3  # intervals between hosts from fewer studies are at least as wide as those inside a host
 _SAME = (
     *("study", "machine", "hardware", "framework", "model", "dataset", "input_shape", "dtype", "layout"),
     "batch_per_device",
 )
-Cell = tuple[int, bool]
-"""Doublings of devices, and whether hosts are added."""
+Cell = tuple[int, bool]  # doublings of devices, and whether hosts are added
 Intervals = dict[Cell, tuple[float, float]]
 
 
@@ -41,8 +39,7 @@ class Pair(NamedTuple):
 
     study: str
     cell: Cell
-    ratio: float
-    """Actual throughput / that at the efficiency of the fewer devices."""
+    ratio: float  # actual throughput / that at the efficiency of the fewer devices
 
 
 def pairs(rows: Iterable[Row]) -> list[Pair]:

@@ -17,8 +17,7 @@ from poc.config import CIFAR10
 from poc.host import environment
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-TRAIN, VALIDATION = 1_000, 200
-"""Images of each class: its first ones."""
+TRAIN, VALIDATION = 1_000, 200  # images of each class: its first ones
 
 
 def write(folder: Path, dataset: data.Dataset) -> None:

@@ -13,8 +13,7 @@ from poc.report import table
 from poc.report.results import Results
 
 HOME = Path(__file__).resolve().parents[1]
-MACHINE = "EPYC Zen 5, 2 cores"
-"""The machine of the latest record: the pages are about it and show the others with it."""
+MACHINE = "EPYC Zen 5, 2 cores"  # the machine of the latest record: the pages are about it and show the others with it
 REFERENCE = (
     f"These are this project's own measurements on the machine {MACHINE}, a virtual machine with two CPU cores; for "
     "comparison the pages also show a second virtual machine, EPYC-2 without AVX-512."

@@ -23,7 +23,7 @@ from poc.values import Count, Positive, UserError, allowed
 
 _QUESTION = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
 _FLAG: Any = {"action": "store_true"}
-_JSON: Any = {"help": "print JSON, for a program", **_FLAG}
+
 _LIST: Any = {"action": "append", "default": []}
 _Command = Callable[..., Callable[..., Any]]
 
@@ -95,6 +95,7 @@ def _share(text: str) -> float:
 
 def _groups() -> dict[str, _Parser]:
     groups: dict[str, _Parser] = defaultdict(lambda: _Parser(add_help=False))
+    groups["json"].add_argument("--json", help="print JSON, for a program", **_FLAG)
     add = groups["machine"].add_argument
     add(
         "--machine",
@@ -120,10 +121,12 @@ def _groups() -> dict[str, _Parser]:
     add = groups["recipes"].add_argument
     add("recipes", nargs="*", metavar="RECIPE", help="a recipe's name, or a Python file (default: recipes/)")
     add("--all", help="those in recipes/studies/ and recipes/research/, too", **_FLAG)
-    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipes", **_LIST)
+    setting: Any = {"dest": "settings", "metavar": "FIELD=VALUE[,VALUE]", **_LIST}
+    add("--set", help="set a field of the recipes", **setting)
     add("--quick", help="a first page: each run cut short, and marked as quick", **_FLAG)
     add("--cpu", help="on a machine with GPUs, also do the CPU runs", **_FLAG)
     add("--only", metavar="ID", help="only runs whose id starts with ID (see plan --verbose)", **_LIST)
+    groups["setting"].add_argument("--set", help="set a field of the recipe", **setting)
     return groups
 
 
@@ -145,18 +148,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_run_commands(command: _Command) -> None:
-    add = command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data")
-    add("--json", **_JSON)
+    command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data", "json")
 
-    add = command(
-        run.plan,
-        "what the recipes would run on this machine, how long it takes and what it costs",
-        "recipes",
-        "machine",
-        "results",
-    )
+    about = "what the recipes would run on this machine, how long it takes and what it costs"
+    add = command(run.plan, about, "recipes", "machine", "results", "json")
     add("--verbose", help="list each run with its id, global batch and time, or why it is skipped", **_FLAG)
-    add("--json", **_JSON)
 
     about = "run the recipes, add the results to the journal, write results.md"
     add = command(run.run, about, "recipes", "machine", "data", "results", "others", "studies")
@@ -188,36 +184,30 @@ def _add_other_commands(command: _Command) -> None:
     add("run", metavar="ID", help="how its id starts (see plan --verbose), with @MACHINE or @COMMIT to choose repeats")
 
     about = "two runs: how they differ, and whether significantly; exit code 1 if the second is significantly worse"
-    add = command(look.compare, about, "results", "others")
-    add("--json", **_JSON)
+    add = command(look.compare, about, "results", "others", "json")
     add("runs", nargs=2, metavar="ID", help="as for show: ID, ID@MACHINE or ID@COMMIT; or two folders of results")
     gate: Any = {"type": _share, "metavar": "5%", "help": "exit code 3: second slower by more; 4: too few repeats"}
     add("--slower", **gate)
 
-    add = command(ab.ab, "a recipe at two commits, interleaved: is the second slower?", "machine", "data", "results")
-    add("--json", **_JSON)
+    about = "a recipe at two commits, interleaved: is the second slower?"
+    add = command(ab.ab, about, "machine", "data", "results", "json", "setting")
+
     add("revisions", nargs=2, metavar="REV", help="a commit, a branch or a tag; results go to ab/ in the folder")
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file: both commits run it as it is now")
-    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipe", **_LIST)
     add("--repeats", type=_number(Count), default=5, metavar="N", help="of each run at each commit (5)")
     add("--slower", default=0.05, **gate)
     add("--python", type=_path, metavar="FILE", help="twice: the interpreter for each REV", **_LIST)
 
     about = "throughput, time and cost on more devices, from short runs"
-    add = command(advise.advise, about, "machine", "data", "results", "others", "studies")
-    add(
-        "recipe",
-        metavar="RECIPE",
-        help="a name in recipes/, or a Python file; its first setting that this machine can run",
-    )
-    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipe", **_LIST)
+    add = command(advise.advise, about, "machine", "data", "results", "others", "studies", "setting")
+    first = "a name in recipes/, or a Python file; its first setting that this machine can run"
+    add("recipe", metavar="RECIPE", help=first)
     steps = _number(Annotated[Count, Ge(20)])
     add("--steps", type=steps, default=advise.STEPS, metavar="N", help="length of each short run")
 
     about = "which learning rates are worth trying: the loss while the rate grows, in an epoch of each setting"
-    add = command(lr_range.lr_range, about, "machine", "data", "results")
+    add = command(lr_range.lr_range, about, "machine", "data", "results", "setting")
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file; its learning rates do not matter")
-    add("--set", dest="settings", metavar="FIELD=VALUE[,VALUE]", help="set a field of the recipe", **_LIST)
     add("--low", type=_positive, default=1e-4, metavar="RATE", help="learning rate of the first step (0.0001)")
     add("--high", type=_positive, default=10.0, metavar="RATE", help="learning rate of the last step (10)")
 

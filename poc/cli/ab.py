@@ -14,11 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from poc import config, data, frameworks
 from poc.cli import look
 from poc.cli import options as cli
 from poc.cli.options import Options
-from poc.config import LARGEST, Exponential, Search, literals
+from poc.config import LARGEST, Exponential, Search
 from poc.values import UserError, suggest
 
 
@@ -45,8 +44,7 @@ class _Side(NamedTuple):
 def ab(options: Options) -> int:
     """Measure a recipe at two commits in interleaved repeats; return the exit code of the gate, or of a failed run."""
     path = cli.recipe_path(options.recipe).absolute()
-    recipe = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
-    for setting in recipe.settings():  # what they run depends on results, which may differ at A and B
+    for setting in options.load_recipe(path).settings():  # their runs depend on results, which may differ at A and B
         if setting.batch_per_device == LARGEST or isinstance(setting.lr, (Search, Exponential)):  # type: ignore[comparison-overlap]
             raise UserError(
                 "ab: batch_per_device='largest', lr=Search(...) and range tests are not allowed; use numbers"

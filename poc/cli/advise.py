@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from poc import config, data, frameworks
+from poc import data
 from poc.cli.look import write_report
 from poc.cli.options import Options, recipe_path
-from poc.config import EPOCHS, LARGEST, Recipe, Setting, literals
+from poc.config import EPOCHS, LARGEST, Recipe, Setting
 from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import Planned, check_gpus, plan
@@ -29,14 +29,11 @@ from poc.run.parent import execute
 from poc.run.progress import duration, result
 from poc.values import UserError
 
-STEPS = 30
-"""Optimizer steps of a short run, unless the user sets them."""
+STEPS = 30  # optimizer steps of a short run, unless the user sets them
 _GPU_STEPS, _GPU_SECONDS = 1000, 10.0
-DEVIATIONS = Path(__file__).with_name("scaling.csv")
-"""How far published throughput deviates from predictions; tools/fit_scaling.py writes the file."""
+DEVIATIONS = Path(__file__).with_name("scaling.csv")  # of published throughput from predictions (tools/fit_scaling.py)
 _DEVICES = (1, 2, 4, 8)
-_NINETY_PERCENT = 1.645
-"""Standard deviations on each side of the mean that contain 90% of a normal distribution."""
+_NINETY_PERCENT = 1.645  # standard deviations on each side of the mean that contain 90% of a normal distribution
 # Fields that a short run does not copy from the setting: its length, and the share of a CPU.
 _REPLACED = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 _NOTE = (
@@ -59,7 +56,6 @@ class Estimate(NamedTuple):
         return median if low == high else f"{median} ({low} to {high})"
 
     def times(self, factor: float) -> Estimate:
-        """Return the estimate of `factor` times as much."""
         return Estimate(*(factor * number for number in self))
 
     def divide(self, amount: float) -> Estimate:
@@ -74,18 +70,16 @@ class Choice(NamedTuple):
     global_batch: int
     samples_per_second: Estimate
     hours: Estimate
-    machines: float | None
-    """Machines whose price is paid; a part of one if not all of its devices are used, None if one has fewer devices."""
-    dollars: Estimate | None
-    """None if no price is known for so many devices."""
+    machines: float | None  # whose price is paid; below 1 for a part of the devices of one, None if one has too few
+    dollars: Estimate | None  # None if no price is known for so many devices
 
 
 def advise(options: Options) -> int:
     """Print throughput, time and cost of a recipe on more devices, from short runs."""
     path, machine = recipe_path(options.recipe), hardware.detect()
-    loaded = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
-    check_gpus([loaded], machine, "--set kind=cpu")
-    setting = first_setting(loaded, machine)
+    recipe = options.load_recipe(path)
+    check_gpus([recipe], machine, "--set kind=cpu")
+    setting = first_setting(recipe, machine)
     context = options.context(machine)
     name = context.infrastructure
     known_prices = options.prices(name)
@@ -112,10 +106,7 @@ def advise(options: Options) -> int:
 
 
 def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
-    """Return the recipe's first setting that `machine` can run, on its GPUs if any can.
-
-    Raises UserError if its batch is to be searched for.
-    """
+    """Return the first setting that `machine` can run, on GPUs if any can; raises UserError for batch "largest"."""
     settings = recipe.without_search().settings()
     recipes = [Recipe(**vars(setting), folder=recipe.folder) for setting in settings]
     runnable = [setting for setting, alone in zip(settings, recipes) if not plan("", alone, machine)[0].skip]
@@ -187,10 +178,7 @@ def deviations() -> dict[tuple[int, bool], tuple[float, float]]:
 
 
 def predict(measured: Estimate, measured_devices: int, devices: int, *, hosts_added: bool = False) -> Estimate:
-    """Predict samples/s on up to eight times the measured devices, at the same efficiency.
-
-    The interval is that of the measurement, widened by how much published series deviate from such predictions.
-    """
+    """Predict samples/s on up to 8 times the measured devices at equal efficiency; `deviations` widen the interval."""
     factor = devices / measured_devices
     low, high = deviations()[math.ceil(math.log2(factor)), hosts_added]
     expected = measured.times(factor)

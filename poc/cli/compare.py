@@ -181,12 +181,9 @@ def _accuracy(sides: Sequence[pd.DataFrame], judged: int) -> dict[str, Any]:
 
 
 def _difference(sides: Sequence[pd.Series[float]], judged: int) -> dict[str, Any]:
-    """Return the difference of means, with its interval if there are enough values on both sides.
-
-    The intervals of `judged` pairs share the 5% (Bonferroni).
-    """
+    """Return the difference of means, and its interval if each side has MIN_REPEATS; `judged` pairs share the 5%."""
     n, difference, interval = [len(side) for side in sides], sides[0].mean() - sides[1].mean(), None
-    confidence = 1 - (1 - repeats.CONFIDENCE) / judged
+    confidence = 1 - (1 - repeats.CONFIDENCE) / judged  # Bonferroni
     if min(n) >= repeats.MIN_REPEATS:
         interval = [*ttest_ind(*sides, equal_var=False).confidence_interval(confidence)]
     significant = interval and not interval[0] <= 0 <= interval[1]

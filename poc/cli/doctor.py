@@ -25,14 +25,10 @@ from poc.records import provenance
 from poc.run.progress import counted
 from poc.values import UserError
 
-_FREE_GIGABYTES = 2.0
-"""Disk space for data and results."""
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-"""Where NCCL's processes exchange data."""
-_DOCKER_SHARED_MEMORY = 64 << 20
-"""Its size in a container by default, which is too small for that."""
-_IDLE_PERCENT, _IDLE_BYTES = 10, 2 << 30
-"""Use of a GPU that may be idle: its driver takes some memory, too."""
+_FREE_GIGABYTES = 2.0  # disk space for data and results
+# NCCL's processes exchange data in shared memory; its size in a container by default, in bytes, is too small for that.
+_SHARED_MEMORY, _DOCKER_SHARED_MEMORY = Path("/dev/shm"), 64 << 20  # noqa: S108
+_IDLE_PERCENT, _IDLE_BYTES = 10, 2 << 30  # use of a GPU that may be idle: its driver takes some memory, too
 _EXTRAS = ("dev", "ray", "horovod")
 _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp1"}
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tabulate import tabulate
 
-from poc import config, data, frameworks
 from poc.cli.options import Options, recipe_path
 from poc.cli.run import exit_code
-from poc.config import LARGEST, Exponential, Recipe, literals
+from poc.config import LARGEST, Exponential, Recipe
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
 from poc.host import hardware
@@ -28,37 +27,28 @@ from poc.values import UserError, value, write_atomically
 
 _WINDOWS = 100
 _MIN_STEPS = 100
-_HALF_LIFE = 0.1
-"""Decades of the learning rate over which the weight of a loss in the smoothed curve halves."""
-_SPAN = 2.0
-"""Factor of the learning rate over which a slope is measured."""
-_NOISE = 0.05
-"""Share of the first loss by which the curve must be below it to have fallen, and above it to have exploded."""
-_BELOW, _ABOVE = 25.0, 2.0
-"""The interval is from the rate with the smallest loss divided by the first to that rate times the second."""
+_HALF_LIFE = 0.1  # decades of the learning rate over which the weight of a loss in the smoothed curve halves
+_SPAN = 2.0  # factor of the learning rate over which a slope is measured
+_NOISE = 0.05  # share of the first loss by which a loss is below it if the curve fell, and above it if it exploded
+_BELOW, _ABOVE = 25.0, 2.0  # the interval is from the rate with the smallest loss / _BELOW to that rate x _ABOVE
 
 
 @value
 class RangeTest:
     """The loss curve of one range test, and the learning rates that follow from it; None if there is no such rate."""
 
-    losses: dict[float, float]
-    """Smoothed training loss by learning rate."""
-    steepest: float | None = None
-    """Learning rate at which the loss falls fastest."""
-    minimum: float | None = None
-    """Learning rate with the smallest loss."""
-    explodes: float | None = None
-    """The first learning rate after the minimum at which the loss is above where it began, or not finite."""
-    interval: tuple[float, float] | None = None
-    """Lowest and highest learning rate that are worth trying."""
+    losses: dict[float, float]  # smoothed training loss by learning rate
+    steepest: float | None = None  # learning rate at which the loss falls fastest
+    minimum: float | None = None  # learning rate with the smallest loss
+    explodes: float | None = None  # first rate after the minimum at which the loss is above its start, or not finite
+    interval: tuple[float, float] | None = None  # lowest and highest learning rate that are worth trying
 
 
 def lr_range(options: Options) -> int:
     """Do the range tests of a recipe; print the intervals and draw the curves. Return 1 if a test failed."""
     path, machine = recipe_path(options.recipe), hardware.detect()
     rate = Exponential(low=options.low, high=options.high)
-    recipe = config.load(path, frameworks.FRAMEWORKS, literals.fields(options.settings), data.count)
+    recipe = options.load_recipe(path)
     check_gpus([recipe], machine, "--set kind=cpu")
     planned = plan_tests(path.stem, recipe, machine, rate)
     if all(item.skip for item in planned):

@@ -21,10 +21,8 @@ from poc.records.record import Record
 from poc.run.launcher import RunContext
 from poc.values import UserError, suggest
 
-HOME = Path(__file__).resolve().parents[2]
-"""The checkout."""
-_RECIPE_FOLDERS = ("recipes", "recipes/studies", "recipes/research")
-"""The core recipes first, then those that --all adds."""
+HOME = Path(__file__).resolve().parents[2]  # the checkout
+_RECIPE_FOLDERS = ("recipes", "recipes/studies", "recipes/research")  # core recipes first, then those of --all
 
 
 class Options(argparse.Namespace):
@@ -40,7 +38,6 @@ class Options(argparse.Namespace):
         return prices.load({} if self.price is None else {name: self.price})
 
     def known_price(self, machine: Hardware) -> Price | None:
-        """Return the price of this machine; None if it is not known."""
         name = self.machine_name(machine)
         return self.prices(name).of(name, machine.describe())
 
@@ -78,9 +75,11 @@ class Options(argparse.Namespace):
         paths = [recipe_path(name) for name in self.recipes]
         if self.all or not self.recipes:
             paths += _recipe_files(_RECIPE_FOLDERS if self.all else _RECIPE_FOLDERS[:1])
-        fields = literals.fields(self.settings)
-        names = frameworks.FRAMEWORKS
-        return [(path.stem, config.load(path, names, fields, data.count)) for path in dict.fromkeys(paths)]
+        return [(path.stem, self.load_recipe(path)) for path in dict.fromkeys(paths)]
+
+    def load_recipe(self, path: Path) -> Recipe:
+        """Return the recipe in a file, with the fields of --set."""
+        return config.load(path, frameworks.FRAMEWORKS, literals.fields(self.settings), data.count)
 
     def plans(self, machine: Hardware) -> list[tuple[str, list[Planned]]]:
         """Return the runs of the chosen recipes on this machine, by recipe."""

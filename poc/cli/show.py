@@ -23,10 +23,7 @@ _BREAKDOWN = {
 
 
 def text(table: pd.DataFrame, records: Sequence[Record], name: str, results: Path) -> str:
-    """Describe the run that `name` names, as `select`.
-
-    `records` are those that `table` was made from, `results` is the folder that may have traces of the run.
-    """
+    """Describe the run that `name` names (`select`); `table` is of `records`, and `results` may have traces of it."""
     rows = select(table, name)
     last = rows.sort_values("outcome", key=lambda outcome: outcome.isin(DONE), kind="stable").iloc[-1]
     key = (last.machine, last.run_id, last.started)

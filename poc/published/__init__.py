@@ -33,10 +33,8 @@ from poc.published import prices
 from poc.records.row import COUNTS, NUMBERS, PUBLISHED, Row
 from poc.values import LARGEST_NUMBER, UserError, checked, suggest, value
 
-MAIN_MODEL = "cifar_resnet50_v2"
-"""The model of the main study with which measured runs are compared."""
-MAIN_BATCH = 128
-"""Batch per device, and global batch, of the main study's reference row."""
+MAIN_MODEL = "cifar_resnet50_v2"  # the model of the main study with which measured runs are compared
+MAIN_BATCH = 128  # batch per device, and global batch, of the main study's reference row
 MAIN_EPOCHS = 12
 MAIN_RECIPE = "SGD with momentum 0.9, crops of 28, horizontal flip, colour jitter"
 _ALLOWED = {field.name for field in dataclasses.fields(Row)} - {"origin", "study", "kind"}
@@ -50,10 +48,8 @@ _COMMENTS = ("title", "authors", "year", "address", "about", "order")
 class Study:
     """The content of one file; texts are empty if the file has none."""
 
-    name: str
-    """Name of the file."""
-    rows: tuple[Row, ...]
-    """In the order of the source."""
+    name: str  # name of the file
+    rows: tuple[Row, ...]  # in the order of the source
     title: str = ""
     authors: str = ""
     year: str = ""
@@ -137,7 +133,6 @@ def _in_digits(cell: str) -> str:
 
 
 def _kind(name: str) -> Any:
-    """Return the type of the cells of a column."""
     if name not in NUMBERS:
         return Literal["weak", "strong"] if name == "scaling" else str
     lower_bound = Ge(0) if name in _MAY_BE_ZERO else Gt(0)

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from poc.values import Positive, UserError, checked
+from poc.values import Positive, UserError, checked, from_plain
 
 FILE = Path(__file__).with_suffix(".csv")
 GIVEN = "given by the user"
@@ -19,17 +19,12 @@ GIVEN = "given by the user"
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """The price of one machine."""
-
     machine: str
     dollars_per_hour: float
-    devices: int | None = None
-    """GPUs of the whole machine; None if unknown."""
+    devices: int | None = None  # GPUs of the whole machine; None if unknown
     region: str = ""
-    date: str = ""
-    """Day on which it was valid, in ISO 8601."""
-    source: str = ""
-    """An address, or `GIVEN`."""
+    date: str = ""  # day on which it was valid, in ISO 8601
+    source: str = ""  # an address, or `GIVEN`
 
 
 class Prices(dict[str, Price]):
@@ -45,10 +40,8 @@ def load(user_prices: Mapping[str, float]) -> Prices:
     prices = Prices()
     with FILE.open(newline="", encoding="utf-8") as file:
         for cells in csv.DictReader(file):
-            names = [cells["machine"], *filter(None, map(str.strip, cells.pop("known_as").split(";")))]
-            texts = {name: cells[name] for name in ("machine", "region", "date", "source")}
-            price = Price(**texts, devices=int(cells["devices"]), dollars_per_hour=float(cells["dollars_per_hour"]))
-            prices.update(dict.fromkeys(names, price))
+            names = [cells["machine"], *filter(None, map(str.strip, cells["known_as"].split(";")))]
+            prices.update(dict.fromkeys(names, from_plain(Price, cells)))
     for name, dollars in user_prices.items():
         checked(f"--price {name}", dollars, Positive)
         devices = prices[name].devices if name in prices else None

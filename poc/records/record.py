@@ -119,7 +119,6 @@ class WorkerResult:
 
     @property
     def data_id(self) -> DataId:
-        """The identity of the images."""
         return DataId(self.dataset, self.data_checksum)
 
     @property
@@ -189,7 +188,6 @@ class Record(WorkerResult):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that it did."""
         return sum(window.steps for window in self.windows)
 
     @property
@@ -210,10 +208,7 @@ class Record(WorkerResult):
 
     @property
     def joules_per_sample(self) -> float | None:
-        """Energy of all devices in the windows after warm-up.
-
-        None if a device has no energy counter, or the windows last less than `LEAST_SECONDS_OF_ENERGY`.
-        """
+        """Energy of all devices after warm-up; None without a counter, or in less than `LEAST_SECONDS_OF_ENERGY`."""
         devices = self.devices if self.monitor and self.monitor.of_windows else ()
         timed = self.last_windows[warmup(self.last_windows) :]
         seconds = _seconds(timed)

@@ -17,15 +17,14 @@ from poc.records import last_run as last_runs
 from poc.records.last_run import LastRun
 from poc.records.record import SKIPPED, Record
 from poc.records.row import MEASURED
-from poc.report import chart, explorer, markdown
+from poc.report import chart, explorer, markdown, repeats
 from poc.report import table as tables
 from poc.report.markdown import Block, Figure
 from poc.report.results import TARGET, Results, Subject
 from poc.report.sections import cost, details, header, learning_rate, recipes, scaling, scorecard, throughput
 from poc.values import write_atomically
 
-MAX_LINES = 120
-"""Lines of results.md: its first two screens answer the questions, and the rest must stay readable."""
+MAX_LINES = 120  # lines of results.md: its first two screens answer the questions, and the rest must stay readable
 PAGES: dict[str, tuple[str, Callable[[Results], list[Block]]]] = {
     "learning_rate": ("Learning rate", details.learning_rate),
     "time_to_accuracy": ("Time to accuracy", cost.time_to_accuracy),
@@ -102,7 +101,7 @@ def _sections(results: Results, subject: Subject, card: list[dict[str, str]]) ->
 
 def this_machine(rows: pd.DataFrame, last_run: LastRun | None) -> str:
     """Return the machine of the page: that of the last run, else that of the latest row that was not skipped."""
-    ran = rows[rows.outcome != SKIPPED] if (rows.outcome != SKIPPED).any() else rows
+    ran = repeats.some_or_all(rows, rows.outcome != SKIPPED)
     if last_run and (ran.machine == last_run.machine).any():
         return last_run.machine
     return str(ran.sort_values("started", kind="stable").machine.iloc[-1]) if len(ran) else ""
@@ -132,12 +131,9 @@ def _linked(page: Path, folder: Path) -> set[Path]:
     text = page.read_text(encoding="utf-8", errors="replace") if page.exists() else ""
     links = re.findall(r"\]\(([^):]+\.(?:md|svg))\)", text)
     linked = {Path(os.path.normpath(page.parent / link)) for link in links}
-    return {path for path in linked if path.parent == folder / "figures" or _is_detail(path, folder)}
-
-
-def _is_detail(path: Path, folder: Path) -> bool:
-    """Return whether a path is that of a page of details in `folder`."""
-    return path.parent == folder and (path.stem in PAGES or path.stem.startswith("model_"))
+    figures = {path for path in linked if path.parent == folder / "figures"}
+    pages = {path for path in linked if path.parent == folder}
+    return figures | {path for path in pages if path.stem in PAGES or path.stem.startswith("model_")}
 
 
 def _path(target: Path, page: Path) -> str:

@@ -34,8 +34,7 @@ _OWN_STYLE: dict[str, Any] = {"linestyle": "-", "linewidth": 3.0, "markersize": 
 _OTHER_STYLE: dict[str, Any] = {"linestyle": "--", "linewidth": 1.8, "markersize": 7}
 _MOST_MARKERS = 24
 MAX_LINES = 7
-_TICK_LETTERS = 44
-"""Letters of all ticks of an axis that fit below it."""
+_TICK_LETTERS = 44  # letters of all ticks of an axis that fit below it
 
 
 class Line(NamedTuple):
@@ -43,10 +42,8 @@ class Line(NamedTuple):
 
     label: str
     points: Mapping[float, float]
-    measured: bool = False
-    """Measured by this project: drawn in colour, published lines in grey."""
-    interval: tuple[float, float] | None = None
-    """An interval of x: a bar in the line's colour above the x axis."""
+    measured: bool = False  # measured by this project: drawn in colour, published lines in grey
+    interval: tuple[float, float] | None = None  # an interval of x: a bar in the line's colour above the x axis
 
 
 @style.context(_STYLE, after_reset=True)  # not the user's own matplotlibrc

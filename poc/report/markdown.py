@@ -172,7 +172,6 @@ def _plural(number: float, noun: str) -> str:
 
 
 def link(text: str, address: str) -> str:
-    """Return a link, or just the text if there is no address."""
     return f"[{text}]({address})" if address else text
 
 
@@ -207,13 +206,10 @@ def model_and_framework(row: Any) -> str:
     return ", ".join(filter(None, [_model(row), short_framework(row)]))
 
 
-STUDIED = ("cifar10", "imagenet")
-"""First words of the data sets of published studies."""
+STUDIED = ("cifar10", "imagenet")  # first words of the data sets of published studies
 RATE = "samples/s (min–max, n)"
-Show = Union[str, Callable[[Any], str]]
-"""A column of rows.csv, or a function of a row that returns the text of a cell."""
-Column = Union[str, tuple[str, Show]]
-"""The title of a usual column, or a title and what its cells show."""
+Show = Union[str, Callable[[Any], str]]  # a column of rows.csv, or a function of a row that returns the text of a cell
+Column = Union[str, tuple[str, Show]]  # the title of a usual column, or a title and what its cells show
 _COLUMNS: dict[str, Show] = {
     "machine": "machine_cell",
     "model": _model,
@@ -222,10 +218,9 @@ _COLUMNS: dict[str, Show] = {
     "devices": devices,
     "devices, kvstore": devices_and_kvstore,
     "batch per device": batch,
-    "global batch": lambda row: count(row.global_batch),
+    "global batch": "global_batch",
     "lr": lr,
     "training recipe": "recipe_cell",
-    "epochs": lambda row: count(row.epochs),
     "accuracy": accuracy,
     RATE: rate,
 }

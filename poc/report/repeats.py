@@ -1,8 +1,4 @@
-"""Repeats of one setting: their summary, which of them may be compared, and speed-ups over one device.
-
-A setting is all that a run computes but for the seed, on one machine, framework version, set of images and environment
-(column `setting`). Its rows are repeats of each other; nothing else is ever pooled.
-"""
+"""Repeats of one setting (docs/design.md): their summary, which may be compared, and speed-ups over one device."""
 
 from __future__ import annotations
 
@@ -15,25 +11,26 @@ from scipy.stats import ttest_rel
 from poc.records.record import COMPLETED, DIVERGED
 from poc.records.row import MEASURED, STRONG, WEAK
 
-MIN_REPEATS = 3
-"""Repeats that each side needs for a significance test."""
+MIN_REPEATS = 3  # repeats that each side needs for a significance test
 CONFIDENCE = 0.95
-INTERLEAVED = np.timedelta64(1, "h")
-"""Repeats are interleaved if they started within this time of each other: a shared machine has slower hours."""
-SAME_WORK = 0.05
-"""Wall times are compared only between runs whose numbers of trained samples differ by at most this share."""
-BATCH_OF = {WEAK: "batch_per_device", STRONG: "global_batch"}
-"""The batch that a scaling series keeps."""
+INTERLEAVED = np.timedelta64(1, "h")  # at most, between the starts of two repeats: a shared machine has slower hours
+SAME_WORK = 0.05  # wall times are compared only if the numbers of trained samples differ by at most this share
+BATCH_OF = {WEAK: "batch_per_device", STRONG: "global_batch"}  # the batch that a scaling series keeps
+# Columns that the rows of a series share; published rows have no workload, and share those of `_PUBLISHED`.
 SERIES = ("workload", "framework", "layout", "length")
-"""Columns that the rows of a series share; published rows have no workload, and share those of `_PUBLISHED`."""
 _PUBLISHED = ("study", "machine", "hardware", "model", "dataset", "input_shape", "dtype")
 _MEDIANS = ["samples_per_second", "seconds_per_epoch", "wall_seconds", "dollars_per_run"]
 _MEDIANS += ["mfu", "flops", "joules_per_sample"]
 
 
+def some_or_all(rows: pd.DataFrame, mask: pd.Series[bool]) -> pd.DataFrame:
+    """Return the rows for which the mask is true, or all if it is true for none."""
+    return rows[mask] if mask.any() else rows
+
+
 def clean(rows: pd.DataFrame) -> pd.DataFrame:
     """Drop noisy repeats, unless all are."""
-    return rows[~rows.noisy] if not rows.noisy.all() else rows
+    return some_or_all(rows, ~rows.noisy)
 
 
 def summarize(table: pd.DataFrame) -> pd.DataFrame:

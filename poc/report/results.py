@@ -17,8 +17,7 @@ from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.table import BURST, TRAINING
 
-TARGET = 0.75
-"""Accuracy whose time and cost are shown unless the user sets another."""
+TARGET = 0.75  # accuracy whose time and cost are shown unless the user sets another
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
@@ -28,8 +27,7 @@ class Subject(NamedTuple):
     """A model on a data set, for which the sections of results.md are made."""
 
     model: str
-    dataset: str
-    """Its first word: "cifar10", "synthetic" or another."""
+    dataset: str  # its first word: "cifar10", "synthetic" or another
 
     @property
     def label(self) -> str:
@@ -51,8 +49,7 @@ class Results:
 
     table: pd.DataFrame
     studies: Sequence[Study] = ()
-    machine: str = ""
-    """The machine that the page is about; empty if nothing was measured."""
+    machine: str = ""  # the machine that the page is about; empty if nothing was measured
     target: float = TARGET
     last_run: LastRun | None = None
 
@@ -132,7 +129,7 @@ class Results:
         """
         rows = self.measured[(self.measured.machine == self.machine) & ~self.measured.fixed]
         for left_out in (rows.quick, rows.accuracy_on == "validation split"):
-            rows = rows[~left_out[rows.index]] if not left_out[rows.index].all() else rows
+            rows = repeats.some_or_all(rows, ~left_out[rows.index])
         sizes = rows.groupby(["model", "family"], sort=False).size()
 
         def rank(key: tuple[str, str]) -> tuple[Any, ...]:
@@ -210,7 +207,8 @@ def trainings(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def same_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep trainings of 12 epochs, the main study's, or else of the most frequent number of epochs."""
+    """Keep trainings (`trainings`) of 12 epochs, the main study's, or else of the most frequent number of epochs."""
+    rows = trainings(rows)
     return rows[rows.epochs.isin([MAIN_EPOCHS] if (rows.epochs == MAIN_EPOCHS).any() else rows.epochs.mode()[:1])]
 
 

@@ -83,7 +83,6 @@ def write(table: pd.DataFrame) -> str:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the table of a rows.csv."""
     # A machine may be called "NA".
     return _typed(pd.read_csv(path, dtype=dict.fromkeys(_TEXTS, str), keep_default_na=False, na_values=[""]))
 

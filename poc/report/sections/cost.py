@@ -26,10 +26,7 @@ def _candidates(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
-    """Return the fastest and the cheapest setting of each machine, baseline and tuned recipes separately.
-
-    Of measured settings it is the fastest on each number of devices.
-    """
+    """Return each machine's fastest setting per number of devices and its cheapest, for baseline and tuned recipes."""
     groups = [(results.bold(name), results.of(subject, name)) for name in results.measured.machine.unique()]
     published = results.published_machines(subject)
     rows = []
@@ -54,10 +51,13 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     lines = markdown.lines(
         pd.DataFrame(rows),
         *(("machine", "machine"), "devices", ("global batch, lr", _batch_and_lr), ("training recipe", "recipe")),
-        ("time", _time),
+        (
+            "time",
+            lambda row: _bound(row) + markdown.duration(row.seconds_to_target) + (" (noisy)" if row.noisy else ""),
+        ),
         ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),
         ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
-        ("n", lambda row: markdown.count(row.seeds)),
+        ("n", "seeds"),
     )
     return section("Time and cost", about, markdown.table(lines), " ".join(missed))
 
@@ -73,11 +73,6 @@ def _batch_and_lr(row: Any) -> str:
     return ", ".join(filter(None, [markdown.count(row.global_batch), markdown.lr(row)]))
 
 
-def _time(row: Any) -> str:
-    text = _bound(row) + markdown.duration(row.seconds_to_target)
-    return f"{text} (noisy)" if row.noisy else text
-
-
 def _bound(row: Any) -> str:
     return "" if row.origin == MEASURED else "≤ "
 
@@ -91,8 +86,7 @@ def time_to_accuracy(results: Results) -> list[Block]:
     ended = results.times_to(results.target)
     best = [max(repeats.curve(text).values(), default=0.0) for text in ended.accuracy_by_epoch]
     reached = ended.assign(best=best).groupby("setting").best.min()
-    settings = trainings(results.measured)
-    settings = settings[~settings.emulated & settings.kvstore.isin(SYNCHRONOUS) & (settings.accuracy_on == "test set")]
+    settings = _candidates(results.measured[results.measured.accuracy_on == "test set"])
     same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
     rows: list[dict[str, Any]] = []
     for _, group in settings.groupby([*same, "cores_per_worker"], sort=False, dropna=False):

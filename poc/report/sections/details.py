@@ -39,9 +39,8 @@ _RULES = f"""## Rules
 
 def learning_rate(results: Results) -> list[Block]:
     """Return the accuracy of every training, of tuning runs, and the gradient noise scale of runs that measured it."""
-    rows = trainings(results.measured)
-    order = {"by": ["elsewhere", "model", "global_batch", "accuracy"], "ascending": [True, True, True, False]}
-    rows = rows.sort_values(**order)
+    order = ["elsewhere", "model", "global_batch", "accuracy"]
+    rows = trainings(results.measured).sort_values(order, ascending=[True, True, True, False])
     on_test_set = rows.accuracy_on == "test set"
     columns: tuple[markdown.Column, ...] = (
         *("machine", "model, framework", "global batch", "training recipe", "lr"),
@@ -87,7 +86,8 @@ def learning_rate(results: Results) -> list[Block]:
             noise,
             runs.sort_values(["model", "global_batch"], kind="stable"),
             *("machine", "model", "global batch", "training recipe", "lr"),
-            *(("noise scale", "noise_scale"), ("90% from", "noise_low"), ("to", _noise_high)),
+            *(("noise scale", "noise_scale"), ("90% from", "noise_low")),
+            ("to", lambda row: markdown.number(row.noise_high) or "no bound"),
         ),
     ]
 
@@ -95,11 +95,6 @@ def learning_rate(results: Results) -> list[Block]:
 def _epochs(row: Any) -> str:
     until = f", until {row.target_accuracy:g}" if pd.notna(row.target_accuracy) else ""
     return markdown.count(row.epochs) + until
-
-
-def _noise_high(row: Any) -> str:
-    is_unbounded = pd.isna(row.noise_high) and pd.notna(row.noise_low)
-    return "no bound" if is_unbounded else markdown.number(row.noise_high)
 
 
 def scaling_and_kvstores(results: Results) -> list[Block]:
@@ -223,7 +218,7 @@ def _own_rate(rows: pd.DataFrame, row: Any) -> str:
     rows = rows[(rows.kind == "cpu") & (rows.devices == 1) if row.devices == 0 else rows.devices == row.devices]
     same_framework = rows.framework.str.startswith(row.framework.partition(" ")[0])
     for is_like in (rows.kind == ("gpu" if row.devices else "cpu"), same_framework):
-        rows = rows[is_like[rows.index]] if is_like[rows.index].any() else rows
+        rows = repeats.some_or_all(rows, is_like[rows.index])
     same = preferred(rows)
     return "" if same is None else f"{markdown.rate(same)}, {same.framework}, {markdown.devices(same)}"
 

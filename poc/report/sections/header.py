@@ -14,7 +14,6 @@ _MAX_NOTES = 5
 
 
 def lines(results: Results) -> str:
-    """Return the header as a list of three facts."""
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == results.machine)]
     if not len(rows):

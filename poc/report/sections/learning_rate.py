@@ -11,7 +11,7 @@ import pandas as pd
 from poc.records.row import MEASURED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure, section
-from poc.report.results import Results, Subject, same_length, trainings
+from poc.report.results import Results, Subject, same_length
 from poc.report.sections import search
 
 _MAX_TUNED = 3
@@ -27,7 +27,7 @@ def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     `reference` batch per device, else by the one with most seeds. `change` is the change of the accuracy from that
     global batch, `tried` how many learning rates were compared, from `lowest` to `highest`.
     """
-    rows = same_length(trainings(rows[rows.target_accuracy.isna()]))
+    rows = same_length(rows[rows.target_accuracy.isna()])
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
     rows = rows.sort_values(["chosen", "at_reference", "seeds", "started"], kind="stable")
     by_lr = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
@@ -51,7 +51,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     reference = results.reference_batch(subject)
     measured = best_by_batch(rows, reference)
     published = {name: best_by_batch(group, reference) for name, group in results.published_machines(subject)}
-    trained = same_length(trainings(rows[rows.target_accuracy.isna()]))
+    trained = same_length(rows[rows.target_accuracy.isna()])
     batches = sorted({*measured.index, *(batch for best in published.values() for batch in best.index)})
     lines = [
         {
@@ -149,7 +149,7 @@ def _sentence(texts: dict[float, str]) -> str:
 def _tuned(results: Results, subject: Subject) -> str:
     """Return the tuned recipe at each global batch that a search chose, else the most accurate one."""
     rows = results.of(subject)
-    rows = same_length(trainings(rows[~rows.baseline]))
+    rows = same_length(rows[~rows.baseline])
     tuning = results.measured[results.measured.accuracy_on == "validation split"]
     validated = {*tuning[(tuning.model == subject.model) & (tuning.family == subject.dataset)].training_recipe}
     tried = rows.groupby("global_batch").setting.nunique()

@@ -40,9 +40,8 @@ def blocks(results: Results, max_lines: int, all_settings: str) -> list[Block]:
 def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     """Return one row per setting that ran on a machine, also of failed ones; by default those of the last run.
 
-    Candidates of searches are left out: they have a table of their own.
-
     Recipes that were given by path come first, and quick runs last; of each those that failed, then the latest.
+    Candidates of searches, which have a table of their own, are left out.
     """
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]

@@ -79,12 +79,10 @@ def efficiency(curve: pd.DataFrame) -> dict[str, str]:
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
-    """Return the table and the figure of a subject: all machines that were measured, then the published ones.
-
-    The series of a machine go on over several hosts like it.
-    """
+    """Return the table and the figure of a subject: all machines that were measured, then the published ones."""
     machines, named = results.machines(subject), list[tuple[str, pd.DataFrame]]()
     for name, rows in machines:
+        # The series of a machine go on over several hosts like it.
         workloads = rows.workload[(rows.devices == 1) & (rows.origin == MEASURED)]
         over_hosts = [each[each.workload.isin(workloads)] for _, each in machines if each is not rows]
         rows = pd.concat([rows, *over_hosts])

@@ -31,7 +31,6 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
 
 
 def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
-    """Return the rows of the scorecard, by column title."""
     batch = results.reference_batch(subject)
     metrics = (
         f"samples/s, one device, batch {batch:,}",

@@ -31,11 +31,9 @@ def candidates(results: Results) -> pd.DataFrame:
     pairs = zip(rows.search, rows.test_runs)
     rows["test_runs"] = [" ".join(re.findall(rf"\b{name}:(\S+)", texts)) for name, texts in pairs]
     rows = rows.assign(candidates=rows.candidates.astype(float), chosen=rows.test_runs != "")
-    rows["with"] = ""
-    for _, group in rows.groupby("search"):
-        varied = [name for name in ("schedule", "training_recipe") if group[name].nunique() > 1]
-        texts = zip(group.index, *(group[name] for name in varied))
-        rows.loc[group.index, "with"] = [", ".join(filter(None, of_row)) for _, *of_row in texts]
+    is_varied = rows.groupby("search")[["schedule", "training_recipe"]].transform("nunique") > 1
+    varied = rows[["schedule", "training_recipe"]].where(is_varied, "")
+    rows["with"] = [", ".join(filter(None, texts)) for texts in varied.to_numpy()]
     rows = rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
     return rows.drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
 
@@ -149,7 +147,7 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         ("linear rule", lambda row: _rule(row, "linear")),
         ("square-root rule", lambda row: _rule(row, "square_root")),
         ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
-        ("n", lambda row: markdown.count(row.n)),
+        "n",
     ]
     about = (
         "Searched by successive halving on a validation split, once for each of n seeds. Then one training each with "

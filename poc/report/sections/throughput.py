@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_RECIPE
-from poc.report import markdown
+from poc.report import markdown, repeats
 from poc.report.markdown import Block, section
-from poc.report.results import Results, Subject, preferred, same_length, trainings
+from poc.report.results import Results, Subject, preferred, same_length
 from poc.report.table import TRAINING
 
 _MAX_SCHEDULES = 2
@@ -55,21 +55,15 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
     shown: list[Any] = []
     for devices in sorted({1.0, rows.devices.max()} if len(rows) else ()):
         group = rows[rows.devices == devices]
-        group = _some(group, group.cores_per_worker.isna())
-        group = _some(group, group.batch_per_device == MAIN_BATCH)
-        trained = same_length(trainings(group[group.target_accuracy.isna()])).sort_values(
-            ["accuracy", "started"], ascending=False, kind="stable"
-        )
-        best = trained.drop_duplicates("schedule").head(_MAX_SCHEDULES)
+        group = repeats.some_or_all(group, group.cores_per_worker.isna())
+        group = repeats.some_or_all(group, group.batch_per_device == MAIN_BATCH)
+        trained = same_length(group[group.target_accuracy.isna()])
+        best = trained.sort_values(["accuracy", "started"], ascending=False, kind="stable")
+        best = best.drop_duplicates("schedule").head(_MAX_SCHEDULES)
         timed = preferred(group, TRAINING)
         # Not the series itself, whose `dtype` is another one.
         shown += markdown.records(best) or ([] if timed is None else [SimpleNamespace(**timed)])
     return shown
-
-
-def _some(rows: pd.DataFrame, mask: pd.Series[bool]) -> pd.DataFrame:
-    """Return the rows for which the mask is true, or all if it is true for none."""
-    return rows[mask] if mask.any() else rows
 
 
 def _accuracy(row: Any) -> str:
