@@ -17,7 +17,7 @@ from mxnet.gluon import nn
 
 from poc.config.networks import Cost
 from poc.config.run import Run
-from poc.frameworks.own_models import OtherFrameworkError, make
+from poc.frameworks.own_models import make
 from poc.values import UserError, suggest
 
 _CLASSIFIERS = (
@@ -51,10 +51,7 @@ def _from_gluoncv(name: str, run: Run) -> Any:
 
 def own(run: Run) -> Any:
     """Return the block of the model of `run`, which is not registered; its weights may be initialised, or not."""
-    net = make(run, {"gluoncv": _from_gluoncv})
-    if not isinstance(net, nn.HybridBlock):
-        raise OtherFrameworkError(f"it returns {type(net).__name__}, not a HybridBlock of Gluon")
-    return net
+    return make(run, {"gluoncv": _from_gluoncv}, nn.HybridBlock, "a HybridBlock of Gluon")
 
 
 def count(net: Any, classes: int, size: int) -> Cost:
