@@ -9,8 +9,8 @@ stop() { printf '%s\n' "$1" >&2 && exit 2; }
 is_supported() { [[ $("$1" --version 2>/dev/null) == "Python 3.1"[0-2].* ]]; }
 has_venv() { "$1" -I -c 'import ensurepip' 2>/dev/null; }
 is_installed() { [[ $(cat "$1/$mark/$2" 2>/dev/null) == "$(<"$here/requirements/$2")" ]]; }
-
 keep() { [ "$(cat "$2" 2>/dev/null)" = "$1" ] || printf '%s\n' "$1" >"$2"; } # keep TEXT FILE
+go_offline() { offline=true && echo "Using the packages of $python." >&2; }
 
 # make_venv ENVIRONMENT: with the packages that every framework needs. An outdated environment is replaced.
 make_venv() {
@@ -19,9 +19,7 @@ make_venv() {
     fi
     # Without a network borrowed packages stay.
     if [ -e "$1/$mark/borrowed" ] && ! $offline && ! install "$1" common.txt 2>/dev/null; then
-        echo "Using the packages of $python." >&2
-        offline=true
-        return
+        go_offline && return
     fi
     local minor=${version#Python }
     has_venv "$python" || stop "$version lacks venv: install it (apt-get install python${minor%.*}-venv), or set PYTHON"
@@ -73,9 +71,7 @@ add() {
             stop "Installing requirements/$2 failed (see above); run this again to retry, or first delete $1.${lacking:+ Without a network $python \
 has to have ${lacking//$'\n'/, }, too.}"
         fi
-        echo "Using the packages of $python." >&2
-        offline=true
-        return
+        go_offline && return
     }
     cp "$here/requirements/$2" "$1/$mark/" && rm -f "$begun"
 }
@@ -107,12 +103,11 @@ export PIP_CONSTRAINT=/dev/null # constraints of an image or of pip's files woul
 offline=false lacking= again=
 [[ " $* " != *" --installed "* ]] || offline=true
 first=$(cat "$here/.venv/$mark/python" 2>/dev/null || readlink -f "$here/.venv/bin/python") || true
-for candidate in "$first" python3.11 python3.10 python3.12 python3; do
-    [ -n "$python" ] || ! is_supported "$candidate" || { [ "$candidate" != "$first" ] && ! has_venv "$candidate"; } ||
-        python=$candidate
-done
-for candidate in python3.11 python3.10 python3.12; do
-    [ -n "$python" ] || ! is_supported "$candidate" || python=$candidate
+for is_preferred in has_venv true; do
+    for candidate in "$first" python3.11 python3.10 python3.12 python3; do
+        [ -n "$python" ] || ! is_supported "$candidate" || { [ "$candidate" != "$first" ] && ! $is_preferred "$candidate"; } ||
+            python=$candidate
+    done
 done
 version=$("${python:=python3}" --version 2>/dev/null) || version="not a Python that starts"
 is_supported "$python" ||
@@ -123,8 +118,7 @@ keep "$here" "${site[0]}/poc.pth" # for processes of Ray
 printf -v poc '#!/usr/bin/env bash\nunset "${!PYTHON@}"\nexec %q -I %q poc "$@"' \
     "$here/.venv/bin/python" "$here/poc/host/isolated.py"
 keep "$poc" "$here/.venv/bin/poc" && chmod +x "$here/.venv/bin/poc"
-named=$here/.venv/$mark/python # whose packages may be used
-[ "$(cat "$named" 2>/dev/null)" = "$(type -P "$python")" ] || type -P "$python" >"$named"
+keep "$(type -P "$python")" "$here/.venv/$mark/python" # whose packages may be used
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit
 [ -n "$chosen" ] || ! $offline || exit 0
 while read -r folder list <&3; do

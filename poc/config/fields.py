@@ -34,8 +34,7 @@ def configuration(cls: type[T]) -> type[T]:
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
     validated: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
     validate = validated.__init__
-    declared = dataclasses.fields(validated)
-    required = [field.name for field in declared if field.default is dataclasses.MISSING]
+    required = [field.name for field in dataclasses.fields(validated) if field.default is dataclasses.MISSING]
     # A recipe's own fields are named without a class.
     prefix = "" if "model" in required else f"{cls.__name__}."
 

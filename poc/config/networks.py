@@ -7,6 +7,7 @@ its costs and writes them to network_costs.csv.
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ MEAN = (123.68, 116.779, 103.939)
 """Subtracted per channel (RGB) from images in 0..255: as in MXNet 0.11's `train_cifar10.py`."""
 Channels = tuple[float, float, float]
 """A number for each of red, green and blue."""
-CIFAR_RESNET_V1 = (20, 32, 44, 50, 56, 110, 164)
-CIFAR_RESNET_V2 = (8, 20, 32, 44, 50, 56, 110, 164)
-"""Layers of the ResNets for CIFAR; those with 164 have bottlenecks."""
+PREACTIVATION_RESNETS: dict[str, tuple[Any, ...]] = {
+    **{f"cifar_resnet{layers}_v2": (layers,) for layers in (8, 20, 32, 44, 50, 56, 110, 164)},
+    "cifar_resnet20_v2_no_norm": (20, False),
+}
+"""Number of layers, and whether there are batch norms."""
+AIRBENCHES: dict[str, tuple[int, ...]] = {
+    "cifar_airbench94": (64, 256, 256),
+    "cifar_airbench94_slim": (64, 128, 256),
+    "cifar_airbench95": (128, 384, 384),
+}
+"""Channels of the three blocks."""
 ZOOS = ("timm", "torchvision", "gluoncv")
 """Packages whose models a recipe names as "timm:resnet18"."""
 COSTS = Path(__file__).with_name("network_costs.csv")
@@ -110,6 +119,25 @@ def network(name: str) -> Network:
     if name not in NETWORKS:
         raise UserError(f"model: {name!r} is unknown; {suggest(name, NETWORKS)}")
     return NETWORKS[name]
+
+
+def resnet_stages(layers: int) -> tuple[int, list[int]]:
+    """Return the units in each of the three stages of a ResNet for CIFAR, and the channels before and in them."""
+    if layers < 164:
+        return (layers - 2) // 6, [16, 16, 32, 64]
+    return (layers - 2) // 9, [16, 64, 128, 256]  # bottlenecks, as in the paper
+
+
+def preactivation_units(layers: int) -> Iterator[tuple[list[tuple[int, int, int]], bool]]:
+    """Yield each unit of a ResNet: its convolutions, (channels, kernel, stride), and whether it projects its input."""
+    units, (_, *widths) = resnet_stages(layers)
+    for stage, width in enumerate(widths):
+        for number in range(units):
+            stride = 2 if stage and number == 0 else 1
+            if layers < 164:
+                yield [(width, 3, stride), (width, 3, 1)], number == 0
+            else:
+                yield [(width // 4, 1, 1), (width // 4, 3, stride), (width, 1, 1)], number == 0
 
 
 def is_own(name: str) -> bool:

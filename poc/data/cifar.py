@@ -47,7 +47,6 @@ class Release:
 
     @property
     def binary(self) -> tuple[str, ...]:
-        """Files of the binary version."""
         return tuple(f"{name}.bin" for name in self.files)
 
     @property
@@ -57,7 +56,6 @@ class Release:
 
     @property
     def records(self) -> tuple[str, str]:
-        """RecordIO files."""
         return f"{self.spec.name}_train.rec", f"{self.spec.name}_val.rec"
 
     @property

@@ -41,20 +41,15 @@ def count(spec: Any, folder: Path) -> Any:
         name: os.path.normpath(folder / Path(path).expanduser()) for name, path in local_fields(spec).items()
     }
     spec = dataclasses.replace(spec, **paths)
-    train: Any
-    validation: Any
-    counted = {}
     if isinstance(spec, Arrays):
-        dataset = decode_arrays({Path(spec.path): read(Path(spec.path))})
+        dataset: Any = decode_arrays({Path(spec.path): read(Path(spec.path))})
         train, validation = dataset.train, dataset.validation
         side = min(train.images.shape[1:3])
         spec.check_crop(side)
         counted = {"classes": int(train.labels.max()) + 1, "crop": spec.crop or side}
-    elif isinstance(spec, Folder):
-        train, validation = _class_folders(spec)
-        counted = {"classes": len(train.classes)}
     else:
-        train, validation = _record_files(spec)
+        train, validation = _files(spec)
+        counted = {"classes": len(train.classes)} if isinstance(spec, Folder) else {}
     if counted.get("classes", spec.classes) < 2:
         raise UserError(f"data: {', '.join(paths.values())}: there is only one class; at least two are needed")
     held_out = held_out_images(len(train)) if spec.validate_on == HELD_OUT else 0
@@ -67,13 +62,12 @@ def open_photos(spec: Folder | Records, cache: Path) -> Dataset:
     The checksum is of all bytes, and of the relative names in a folder. It is kept in `cache` until a file changes.
     Raises UserError as `count`, and for a file in a folder that is no image.
     """
+    splits = _files(spec)
     if isinstance(spec, Folder):
-        folders = _class_folders(spec)
-        files = {f"{each.path.name}/{name}": each.path / name for each in folders for name in each.names}
-        train, validation = map(Photos, folders)
+        files = {f"{each.path.name}/{name}": each.path / name for each in splits for name in each.names}
     else:
         files = {"train": Path(spec.train), "val": Path(spec.val)}
-        train, validation = map(Photos, _record_files(spec))
+    train, validation = map(Photos, splits)
     checksum = _checksum(files, _IMAGES if isinstance(spec, Folder) else (b"",), cache)
     source = Path(next(iter(local_fields(spec).values())))
     return named(Dataset(spec.name, train, validation, checksum=checksum, source=source))
@@ -117,8 +111,10 @@ def _images(images: npt.NDArray[Any], labels: npt.NDArray[Any], path: Path, spli
     return Images(np.ascontiguousarray(pixels), labels.reshape(-1).clip(-1, np.iinfo(np.int32).max).astype(np.int32))
 
 
-def _class_folders(spec: Folder) -> tuple[ClassFolders, ClassFolders]:
-    """Return training and validation images; raises UserError if they have different classes."""
+def _files(spec: Folder | Records) -> tuple[Any, Any]:
+    """Return training and validation images; raises UserError if folders have different classes."""
+    if isinstance(spec, Records):
+        return RecordFile(Path(spec.train), spec.classes), RecordFile(Path(spec.val), spec.classes)
     train, validation = (ClassFolders(Path(spec.path, name)) for name in ("train", "val"))
     for split, other_split in ((train, validation), (validation, train)):
         if missing := sorted({*split.classes} - {*other_split.classes}):
@@ -126,10 +122,6 @@ def _class_folders(spec: Folder) -> tuple[ClassFolders, ClassFolders]:
                 f"data: class {missing[0]!r} is in {split.path} and not in {other_split.path}; both need all classes"
             )
     return train, validation
-
-
-def _record_files(spec: Records) -> tuple[RecordFile, RecordFile]:
-    return RecordFile(Path(spec.train), spec.classes), RecordFile(Path(spec.val), spec.classes)
 
 
 def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path) -> str:

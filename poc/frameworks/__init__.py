@@ -284,9 +284,7 @@ def gpu_problem(machine: Hardware) -> str:
         for name in FRAMEWORKS
         if load(name).BUILDS
     ]
-    if not all(reasons):
-        return ""
-    return "; ".join(dict.fromkeys(reasons))
+    return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
 
 def wanted(

@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -107,19 +107,18 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
                     yield from (module.with_name(f"{module.name}.py"), module / "__init__.py")
 
 
-def make(run: Run, zoos: dict[str, Callable[[str, Run], Any]]) -> Any:
+def make(run: Run, zoos: Mapping[str, Callable[[str, Run], Any]], kind: type[Any], kind_name: str) -> Any:
     """Return the model of `run`: what its function returns for the number of classes, or one of the `zoos`.
 
-    Its random weights depend on the run's seed alone, if the framework's own generator has been seeded.
-    Raises UserError if the source is not that of the plan, and OtherFrameworkError for a zoo of another framework.
+    Its random weights depend on the run's seed alone, if the framework's own generator has been seeded. Raises
+    UserError if the source is not that of the plan, and OtherFrameworkError if the model is not of `kind`.
     """
     random.seed(run.seed)
     np.random.seed(run.seed)
     where, _, name = run.model.rpartition(":")
     if where in ZOOS:
         if where not in zoos:
-            label = frameworks.load(run.framework).LABEL
-            raise OtherFrameworkError(f"{where} has no models for {label}")
+            raise OtherFrameworkError(f"{where} has no models for {frameworks.load(run.framework).LABEL}")
         return zoos[where](name, run)
     folder = Path(run.model_folder)
     if source_hash(run.model, folder) != run.model_hash:
@@ -134,7 +133,10 @@ def make(run: Run, zoos: dict[str, Callable[[str, Run], Any]]) -> Any:
     functions = {key: each for key, each in vars(module).items() if callable(each) and not key.startswith("_")}
     if name not in functions:
         raise UserError(f"there is no function {name!r} in {where}; {suggest(name, functions)}")
-    return functions[name](run.data.classes)
+    net = functions[name](run.data.classes)
+    if not isinstance(net, kind):
+        raise OtherFrameworkError(f"it returns {type(net).__name__}, not {kind_name}")
+    return net
 
 
 def _load(where: str, folder: Path) -> Any:
@@ -214,7 +216,6 @@ def _answer(run: Run) -> Inspected:
 
 
 def main() -> None:
-    """Answer for the run on the standard input."""
     run = Run.from_json(json.load(sys.stdin))
     with contextlib.redirect_stdout(sys.stderr):  # the model's function may print
         answer = _answer(run)

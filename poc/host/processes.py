@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -50,12 +49,10 @@ def start(
 
 def stop(processes: Iterable[subprocess.Popen[str]]) -> None:
     """Kill the processes and wait until they have ended, or for half a minute: a driver may keep one for ever."""
-    processes, end = list(processes), time.monotonic() + _END_SECONDS
+    processes = list(processes)
     for process in processes:
         process.kill()
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, end - time.monotonic()))
+    _wait(processes, _END_SECONDS)
 
 
 def settle(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
@@ -132,8 +129,7 @@ def interface(address: str) -> str:
 
 def free_port(host: str) -> int:
     """Return a free TCP port at the address `host` of this host."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
+    with socket.create_server((host, 0)) as probe:
         return int(probe.getsockname()[1])
 
 

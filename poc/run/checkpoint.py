@@ -61,10 +61,8 @@ def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -
     """Return the steps after which each worker has a complete checkpoint in `folder`, under these conditions."""
 
     def usable(worker: int) -> set[int]:
-        checkpoints = [_read(folder, worker, step) for step in stored_steps(folder, worker)]
-        return {
-            checkpoint.step for checkpoint in checkpoints if checkpoint and checkpoint.story["conditions"] == conditions
-        }
+        stored = [_read(folder, worker, step) for step in stored_steps(folder, worker)]
+        return {each.step for each in stored if each and each.story["conditions"] == conditions}
 
     return sorted(set.intersection(*map(usable, workers)))
 

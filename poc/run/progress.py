@@ -106,5 +106,4 @@ class Progress:
         self._bar.update(min(window[self._unit], self._bar.total - self._bar.n))
 
     def close(self) -> None:
-        """Remove the bar."""
         self._bar.close()

@@ -62,7 +62,6 @@ class DoneRepeats:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Add a repeat that has just been done."""
         if not record.synthetic_fallback or record.run.data.key in self._images:
             self._records[record.run.id].append(record)
 

@@ -207,9 +207,8 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         if request:
             last_run.write(sweep.results, request)
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
-        options = [
-            name for name, is_set in (("--trace", sweep.context.trace_steps), ("--detail", sweep.detail)) if is_set
-        ]
+        settings = {"--trace": sweep.context.trace_steps, "--detail": sweep.detail}
+        options = [name for name, setting in settings.items() if setting]
         if options and not sweep.since and (done_runs := workload.totals(sweep.lines())["done"]):
             runs = counted(done_runs, "run")
             sweep.say(f"{' '.join(options)}: not for {runs} already in the journal; add --again to repeat\n")

@@ -246,7 +246,6 @@ class Worker:
 
 
 def main() -> None:
-    """Do the request on the standard input."""
     request = json.load(sys.stdin)
     os.sched_setaffinity(0, request["cores"])
     with Path(request["events"]).open("a") as events:

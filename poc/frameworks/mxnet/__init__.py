@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-import itertools
 import os
 import re
 import sys
@@ -156,12 +155,10 @@ def prepare() -> None:
 
 def _load_cuda_libraries() -> None:
     if "mxnet-cu102" in versions("mxnet"):
-        for name in CUDA_10_LIBRARIES:
-            ctypes.CDLL(str(shared_library(name)), mode=ctypes.RTLD_GLOBAL)
-        return
-    spec = importlib.util.find_spec("nvidia")
-    if spec is None or not spec.submodule_search_locations:
-        return
-    for root, name in itertools.product(map(Path, spec.submodule_search_locations), _CUDA_11_LIBRARIES):
-        for path in root.glob(f"*/lib/{name}"):
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        paths = [shared_library(name) for name in CUDA_10_LIBRARIES]
+    else:
+        spec = importlib.util.find_spec("nvidia")
+        roots = map(Path, (spec and spec.submodule_search_locations) or ())
+        paths = [path for root in roots for name in _CUDA_11_LIBRARIES for path in root.glob(f"*/lib/{name}")]
+    for path in paths:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

@@ -218,8 +218,7 @@ class ServerSGD(mx.optimizer.SGD):
 
     def __init__(self, run: Run, first_step: int, undecayed: list[int], added: list[int]) -> None:
         options = {"momentum": run.optimizer.momentum, "wd": run.optimizer.weight_decay}
-        scale = run.workers / run.global_batch
-        super().__init__(learning_rate=run.learning_rate, rescale_grad=scale, **options)
+        super().__init__(learning_rate=run.learning_rate, rescale_grad=run.workers / run.global_batch, **options)
         self.wd_mult = dict.fromkeys(undecayed, 0.0)
         self._run, self._first_step, self._added = run, first_step, added
 

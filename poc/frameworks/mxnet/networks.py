@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from poc.config.networks import CIFAR_RESNET_V1, CIFAR_RESNET_V2
+from poc.config.networks import AIRBENCHES, PREACTIVATION_RESNETS, preactivation_units, resnet_stages
 from poc.frameworks.mxnet.zoo import gluoncv
 
 # As in MXNet 0.11's resnet symbol; Gluon's own default epsilon is 1e-5.
@@ -52,20 +52,19 @@ def _spatial_mean() -> Any:
 
 
 class _PreactivationUnit(nn.HybridBlock):
-    """A pre-activation unit of He et al. 2016: batch norm, ReLU and convolution, two or three times.
+    """A pre-activation unit of He et al. 2016: batch norm, ReLU and a convolution (channels, kernel, stride), repeated.
 
     The projection follows the first batch norm and ReLU, as in MXNet 0.11 and the paper; GluonCV's does not.
     """
 
-    def __init__(self, layers: int, width: int, stride: int, norm: bool, *, projects: bool) -> None:
+    def __init__(self, shapes: list[tuple[int, int, int]], norm: bool, *, projects: bool) -> None:
         super().__init__(prefix="")
-        # Channels, kernel, stride, and the input's channels or 0. Weights of convolutions whose input is declared are
-        # drawn before those that a first pass infers: the declarations decide what a seed draws.
-        shapes = [(width, 3, stride, 0 if projects else width), (width, 3, 1, width)]
-        if layers >= 164:
-            shapes = [(width // 4, 1, 1, 0), (width // 4, 3, stride, 0), (width, 1, 1, 0)]
+        width, stride = shapes[-1][0], math.prod(step for _, _, step in shapes)
+        # Channels of each input, 0 where a first pass infers them: its weights are drawn after those of the others, so
+        # that this decides what a seed draws.
+        declared = [0, 0, 0] if len(shapes) == 3 else [0 if projects else width, width]
         parts = []
-        for channels, kernel, step, inputs in shapes:
+        for (channels, kernel, step), inputs in zip(shapes, declared):
             parts += [nn.BatchNorm(**_NORM), nn.Activation("relu")] if norm else [nn.Activation("relu")]
             parts.append(nn.Conv2D(channels, kernel, step, kernel // 2, use_bias=False, in_channels=inputs))
         first = len(parts) // len(shapes) - 1
@@ -78,13 +77,6 @@ class _PreactivationUnit(nn.HybridBlock):
         return self.branch(y) + residual
 
 
-def _stages(layers: int) -> tuple[int, list[int]]:
-    """Return the units in each of the three stages of a ResNet for CIFAR, and the channels before and in them."""
-    if layers < 164:
-        return (layers - 2) // 6, [16, 16, 32, 64]
-    return (layers - 2) // 9, [16, 64, 128, 256]  # bottlenecks, as in the paper
-
-
 class PreactivationResNet(nn.HybridBlock):
     """MXNet 0.11's pre-activation ResNet for CIFAR, of He et al. 2016.
 
@@ -94,18 +86,15 @@ class PreactivationResNet(nn.HybridBlock):
 
     def __init__(self, classes: int, layers: int, norm: bool = True) -> None:
         super().__init__()
-        units, (stem, *widths) = _stages(layers)
         self.features = nn.HybridSequential(prefix="")
         if norm:
             self.features.add(nn.BatchNorm(scale=False, **_NORM))
-        self.features.add(nn.Conv2D(stem, 3, 1, 1, use_bias=False))
-        for stage, width in enumerate(widths):
-            for number in range(units):
-                stride = 2 if stage and number == 0 else 1
-                self.features.add(_PreactivationUnit(layers, width, stride, norm, projects=number == 0))
+        self.features.add(nn.Conv2D(16, 3, 1, 1, use_bias=False))
+        for shapes, projects in preactivation_units(layers):
+            self.features.add(_PreactivationUnit(shapes, norm, projects=projects))
         if norm:
             self.features.add(nn.BatchNorm(**_NORM))
-        self.output = nn.Dense(classes, in_units=widths[-1])
+        self.output = nn.Dense(classes, in_units=shapes[-1][0])
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         return self.output(F.mean(F.Activation(self.features(x), act_type="relu"), axis=(2, 3)))
@@ -173,7 +162,7 @@ def cifar_resnet_v1(classes: int, layers: int) -> Any:
     def bottleneck(channels: int, stride: int, downsample: bool, in_channels: int, prefix: str, **_: Any) -> Any:
         return vision.BottleneckV1(channels, stride, downsample, in_channels, prefix=prefix)
 
-    units, channels = _stages(layers)
+    units, channels = resnet_stages(layers)
     cifarresnet = gluoncv("cifarresnet")
     unit = cifarresnet.CIFARBasicBlockV1 if layers < 164 else bottleneck
     return cifarresnet.CIFARResNetV1(unit, [units] * 3, channels, classes)
@@ -309,12 +298,9 @@ def gluon_zoo(classes: int, name: str) -> Any:
 
 _GLUON_RESNETS = [f"resnet{layers}_v{version}" for layers in (50, 101, 152) for version in (1, 2)]
 BUILDERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    **{f"cifar_resnet{layers}_v2": (PreactivationResNet, (layers,)) for layers in CIFAR_RESNET_V2},
-    "cifar_resnet20_v2_no_norm": (PreactivationResNet, (20, False)),
-    **{f"cifar_resnet{layers}_v1": (cifar_resnet_v1, (layers,)) for layers in CIFAR_RESNET_V1},
-    "cifar_airbench94": (Airbench, (64, 256, 256)),
-    "cifar_airbench94_slim": (Airbench, (64, 128, 256)),
-    "cifar_airbench95": (Airbench, (128, 384, 384)),
+    **{name: (PreactivationResNet, arguments) for name, arguments in PREACTIVATION_RESNETS.items()},
+    **{f"cifar_resnet{layers}_v1": (cifar_resnet_v1, (layers,)) for layers in (20, 32, 44, 50, 56, 110, 164)},
+    **{name: (Airbench, widths) for name, widths in AIRBENCHES.items()},
     **{f"cifar_densenet{layers}_k12": (cifar_densenet, (layers, 12)) for layers in (40, 100)},
     **{f"cifar_vgg{layers}": (cifar_vgg, (layers,)) for layers in (16, 19)},
     "cifar_alexnet": (cifar_alexnet, ()),

@@ -18,8 +18,6 @@ from poc.frameworks import Cluster, worker_environments
 from poc.frameworks.mxnet import prepare
 from poc.host import processes
 
-_THIS_MODULE = "poc.frameworks.mxnet.servers"
-
 
 @contextlib.contextmanager
 def parameter_servers(run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, str]) -> Iterator[Cluster]:
@@ -38,7 +36,7 @@ def parameter_servers(run: Run, cores: int, hosts: Sequence[str], common: Mappin
     try:
         for name in ("scheduler", *(f"server {number}" for number in range(servers))):
             role = {"DMLC_ROLE": name.split()[0], "DMLC_NODE_HOST": hosts[0], "OMP_NUM_THREADS": "1"}
-            helpers[name] = processes.start(_THIS_MODULE, {**common, **role})
+            helpers[name] = processes.start(__name__, {**common, **role})
         common = {**common, "DMLC_ROLE": "worker"}
         environments = worker_environments(run, cores, hosts, common, {"DMLC_NODE_HOST": "host"})
         yield Cluster(environments=environments, helpers=helpers)
@@ -78,7 +76,7 @@ def rendezvous(run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, 
     ranks = {"HOROVOD_RANK": "rank", "HOROVOD_LOCAL_RANK": "local_rank", "HOROVOD_CROSS_RANK": "host_rank"}
     environments = worker_environments(run, cores, hosts, common, {**ranks, "HOROVOD_HOSTNAME": "host"})
     slots = ",".join(f"{host}:{per_host}" for host in hosts)
-    server = processes.start(_THIS_MODULE, {**common, "HOROVOD_HOSTS": slots}, stdout=subprocess.PIPE)
+    server = processes.start(__name__, {**common, "HOROVOD_HOSTS": slots}, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
         # Workers try a few times, for a second or two. A dead server is noticed by the watcher of the helpers.

@@ -17,7 +17,7 @@ from mxnet.gluon import nn
 
 from poc.config.networks import Cost
 from poc.config.run import Run
-from poc.frameworks.own_models import OtherFrameworkError, make
+from poc.frameworks.own_models import make
 from poc.values import UserError, suggest
 
 _CLASSIFIERS = (
@@ -51,10 +51,7 @@ def _from_gluoncv(name: str, run: Run) -> Any:
 
 def own(run: Run) -> Any:
     """Return the block of the model of `run`, which is not registered; its weights may be initialised, or not."""
-    net = make(run, {"gluoncv": _from_gluoncv})
-    if not isinstance(net, nn.HybridBlock):
-        raise OtherFrameworkError(f"it returns {type(net).__name__}, not a HybridBlock of Gluon")
-    return net
+    return make(run, {"gluoncv": _from_gluoncv}, nn.HybridBlock, "a HybridBlock of Gluon")
 
 
 def count(net: Any, classes: int, size: int) -> Cost:
@@ -84,9 +81,8 @@ def count(net: Any, classes: int, size: int) -> Cost:
             shape = outputs[node["name"]][0]
             positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
             multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
-    trained = [name for name, parameter in net.collect_params().items() if parameter.grad_req != "null"]
-    for name in trained:
-        parameter = net.collect_params()[name]
+    trained = {name: parameter for name, parameter in net.collect_params().items() if parameter.grad_req != "null"}
+    for name, parameter in trained.items():
         if parameter.lr_mult != 1 or parameter.wd_mult not in (0, 1) or parameter.grad_req != "write":
             multipliers = "lr_mult, wd_mult other than 0 and 1, or grad_req='add'"
             raise UserError(f"{name} has {multipliers}, which are not supported; grad_req='null' freezes it")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from poc import config
-from poc.config.networks import CIFAR_RESNET_V2, Cost
+from poc.config.networks import AIRBENCHES, PREACTIVATION_RESNETS, Cost
 from poc.config.run import Run
 from poc.frameworks import Cluster, Session, interpreter, versions, worker_environments
 from poc.frameworks.builds import Build
@@ -62,9 +62,7 @@ WARMUP_STEPS = DDP_EAGER_STEPS + 1
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile", "graphs")
 NETWORKS: Collection[str] = (
-    *(f"cifar_resnet{layers}_v2" for layers in CIFAR_RESNET_V2),
-    *("cifar_resnet20_v2_no_norm", "cifar_airbench94", "cifar_airbench94_slim", "cifar_airbench95"),
-    *("alexnet", "vgg16", "vgg19", "densenet121", "googlenet", "inception_v3"),
+    *(*PREACTIVATION_RESNETS, *AIRBENCHES, "alexnet", "vgg16", "vgg19", "densenet121", "googlenet", "inception_v3"),
     *("resnet50_v1", "resnet101_v1", "resnet152_v1"),
 )
 OPTIMIZERS: Collection[type[Any]] = tuple(kind for kind in config.OPTIMIZERS.values() if kind is not config.LARS)

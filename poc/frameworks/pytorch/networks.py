@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from poc.config.networks import CIFAR_RESNET_V2
+from poc.config.networks import AIRBENCHES, PREACTIVATION_RESNETS, preactivation_units
 
 # As in MXNet 0.11's resnet symbol; PyTorch's momentum is the weight of the new value.
 _NORM = {"eps": 2e-5, "momentum": 0.1}
@@ -26,20 +26,19 @@ def _norm(channels: int, exists: bool) -> nn.Module:
 class _Unit(nn.Module):
     """A pre-activation unit (He et al. 2016) of convolutions given as (channels, kernel, stride).
 
-    The projection, in the first unit of every stage, follows the first batch norm and ReLU.
+    The projection follows the first batch norm and ReLU.
     """
 
-    def __init__(self, inputs: int, shapes: list[tuple[int, int, int]], *, stride: int, projects: bool, norm: bool):
+    def __init__(self, inputs: int, shapes: list[tuple[int, int, int]], *, projects: bool, norm: bool) -> None:
         super().__init__()
-        self.preactivation = nn.Sequential(_norm(inputs, norm), nn.ReLU())
         layers: list[nn.Module] = []
         width = inputs
         for channels, kernel, step in shapes:
-            if layers:
-                layers += [_norm(width, norm), nn.ReLU()]
+            layers += [_norm(width, norm), nn.ReLU()]
             layers.append(nn.Conv2d(width, channels, kernel, step, kernel // 2, bias=False))
             width = channels
-        self.branch = nn.Sequential(*layers)
+        self.preactivation, self.branch = nn.Sequential(*layers[:2]), nn.Sequential(*layers[2:])
+        stride = math.prod(step for _, _, step in shapes)
         self.projection = nn.Conv2d(inputs, width, 1, stride, bias=False) if projects else None
 
     def forward(self, x: Any) -> Any:
@@ -52,22 +51,15 @@ class PreactivationResNet(nn.Module):
 
     def __init__(self, classes: int, layers: int, norm: bool = True) -> None:
         super().__init__()
-        deep = layers >= 164
-        widths = [64, 128, 256] if deep else [16, 32, 64]
         self.input_norm = _norm(3, norm)
         if norm:
             self.input_norm.weight.requires_grad_(False)
         self.stem = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
         units = []
         inputs = 16
-        for stage, width in enumerate(widths):
-            for number in range((layers - 2) // (9 if deep else 6)):
-                stride = 2 if stage and number == 0 else 1
-                shapes = [(width, 3, stride), (width, 3, 1)]
-                if deep:
-                    shapes = [(width // 4, 1, 1), (width // 4, 3, stride), (width, 1, 1)]
-                units.append(_Unit(inputs, shapes, stride=stride, projects=number == 0, norm=norm))
-                inputs = width
+        for shapes, projects in preactivation_units(layers):
+            units.append(_Unit(inputs, shapes, projects=projects, norm=norm))
+            inputs, _, _ = shapes[-1]
         self.units = nn.Sequential(*units)
         self.output_norm = _norm(inputs, norm)
         self.output = nn.Linear(inputs, classes)
@@ -154,11 +146,8 @@ def torchvision_alexnet(classes: int) -> nn.Module:
 # Without the auxiliary classifiers and their own, slow initialisation.
 _without_auxiliary = functools.partial(torchvision, aux_logits=False, init_weights=False)
 BUILDERS: dict[str, tuple[Callable[..., nn.Module], tuple[Any, ...]]] = {
-    **{f"cifar_resnet{layers}_v2": (PreactivationResNet, (layers,)) for layers in CIFAR_RESNET_V2},
-    "cifar_resnet20_v2_no_norm": (PreactivationResNet, (20, False)),
-    "cifar_airbench94": (Airbench, (64, 256, 256)),
-    "cifar_airbench94_slim": (Airbench, (64, 128, 256)),
-    "cifar_airbench95": (Airbench, (128, 384, 384)),
+    **{name: (PreactivationResNet, arguments) for name, arguments in PREACTIVATION_RESNETS.items()},
+    **{name: (Airbench, widths) for name, widths in AIRBENCHES.items()},
     "alexnet": (torchvision_alexnet, ()),
     **{name: (torchvision, (name,)) for name in ("vgg16", "vgg19", "densenet121")},
     # Szegedy et al. 2015, as in GluonCV; torchvision's is half of that.

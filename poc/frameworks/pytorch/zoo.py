@@ -52,9 +52,8 @@ def own(run: Run) -> nn.Module:
     """Return a model that is not registered, with the weights that its function draws after the run's seed is set."""
     declare_operators()  # the user's file may import torchvision
     torch.manual_seed(run.seed)
-    net = make(run, {"torchvision": _from_torchvision, "timm": _from_timm})
-    if not isinstance(net, nn.Module):
-        raise OtherFrameworkError(f"it returns {type(net).__name__}, not a module of PyTorch")
+    zoos = {"torchvision": _from_torchvision, "timm": _from_timm}
+    net: nn.Module = make(run, zoos, nn.Module, "a module of PyTorch")
     if any(map(is_lazy, net.parameters())):
         with torch.no_grad():
             net.eval()(torch.zeros(2, *run.data.input_shape))
