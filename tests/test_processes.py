@@ -194,9 +194,9 @@ def test_all_workers_end_after_the_same_step_when_the_time_is_up(
     assert statuses == [0, 0]  # none hangs at its exit
     assert frameworks.versions(framework).items() <= record.versions.items()
     assert 2 <= sum(window.steps for window in record.windows) < 10**6
-    # Each window is that of the slowest worker; the first one's clock decides.
+    # Each window is that of the slowest worker; the first one's clock decides, without its first window.
     first = record.workers[0].windows
-    assert sum(window.seconds for window in first[:-1]) < 1.0 <= sum(window.seconds for window in first)
+    assert sum(window.seconds for window in first[1:-1]) < 1.0 <= sum(window.seconds for window in first[1:])
 
 
 @pytest.mark.slow
