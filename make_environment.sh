@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make .venv with the pinned packages of requirements/, the frameworks for this machine's GPUs and driver, and the command
-# poc. Does nothing if all of that is installed. Options add packages: --torch, --horovod, --ray, and --dev for the tests. --framework NAME
-# installs one framework only; --installed downloads nothing and uses the packages of the Python that PYTHON names.
+# poc. Does nothing if all of that is installed. Options add packages: --torch, --horovod, --ray, and --dev for the tests.
+# --framework NAME installs one framework only; --installed downloads nothing and uses the packages of the Python that
+# PYTHON names.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 mark=made-by-make_environment.sh # a folder in each environment, with copies of the lists that are installed
@@ -16,10 +17,11 @@ go_offline() { offline=true && echo "Using the packages of $python." >&2; }
 make_venv() {
     if [ "$("$1/bin/python" --version 2>&1)" = "$version" ]; then
         if is_installed "$1" common.txt || { $offline && [ -e "$1/$mark/borrowed" ]; }; then return; fi
-    fi
-    # Without a network borrowed packages stay.
-    if [ -e "$1/$mark/borrowed" ] && ! $offline && ! install "$1" common.txt 2>/dev/null; then
-        go_offline && return
+        # Without a network borrowed packages stay, if none is missing.
+        if [ -e "$1/$mark/borrowed" ] && ! install "$1" common.txt 2>/dev/null && borrow "$1"; then
+            go_offline
+            return
+        fi
     fi
     local minor=${version#Python }
     has_venv "$python" || stop "$version lacks venv: install it (apt-get install python${minor%.*}-venv), or set PYTHON"
@@ -117,7 +119,8 @@ site=("$here"/.venv/lib/python3*/site-packages)
 keep "$here" "${site[0]}/poc.pth" # for processes of Ray
 printf -v poc '#!/usr/bin/env bash\nunset "${!PYTHON@}"\nexec %q -I %q poc "$@"' \
     "$here/.venv/bin/python" "$here/poc/host/isolated.py"
-keep "$poc" "$here/.venv/bin/poc" && chmod +x "$here/.venv/bin/poc"
+keep "$poc" "$here/.venv/bin/poc"
+[ -x "$here/.venv/bin/poc" ] || chmod +x "$here/.venv/bin/poc"
 keep "$(type -P "$python")" "$here/.venv/$mark/python" # whose packages may be used
 chosen=$("$here/.venv/bin/python" -I "$here/poc/host/isolated.py" poc environment "$@") || exit
 [ -n "$chosen" ] || ! $offline || exit 0

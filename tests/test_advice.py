@@ -144,6 +144,13 @@ def test_an_own_model_is_found_beside_the_recipe(tmp_path: Path) -> None:
     assert (planned.run.model_folder, planned.skip) == (str(tmp_path.resolve()), "")
 
 
+def test_a_probe_on_gpus_has_several_windows(simulate: Any) -> None:
+    machine = simulate("1 H100")
+    setting = advise.first_setting(Recipe(model="cifar_resnet20_v2", kind="gpu"), machine)
+    (planned,) = advise.plan_probes(Path("mine.py"), setting, machine, steps=40)
+    assert (planned.run.steps, planned.run.seconds) == (1000, 10.0)
+
+
 def test_a_batch_that_fits_one_device_only_needs_no_probe_on_two() -> None:
     data = Synthetic(size=32, crop=32, train=40, validation=10)
     setting = advise.first_setting(Recipe(**{**SMALL, "data": data, "batch_per_device": 32}), MACHINE)

@@ -23,6 +23,7 @@ from poc.records.record import COMPLETED, DIVERGED
 from poc.records.timing import Window
 from poc.run import step_profile
 from poc.run.loop import Loop
+from poc.run.worker import _trained_seconds
 from tests.builders import run_of
 
 Script = Callable[[int], float]
@@ -231,6 +232,12 @@ def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up(
     assert done.outcome == COMPLETED
     compiling = Driven(short(seconds=seconds, evaluate=evaluate), lambda step: 0.5 if step else 60.0)
     assert [window.steps for window in compiling.windows] == steps
+
+
+def test_after_each_resumption_the_first_window_does_not_count_either() -> None:
+    window, resumed = {"event": "window", "seconds": 2.0}, {"event": "resumed"}
+    life = [{"event": "ready"}, {**window, "seconds": 60.0}, {"event": "evaluation"}, window, window]
+    assert [_trained_seconds(events) for events in ([], life, [*life, resumed, *life])] == [0, 4, 8]
 
 
 def test_the_clock_of_the_first_worker_decides() -> None:

@@ -167,6 +167,16 @@ def test_folders_are_compared_on_a_machine_that_both_have() -> None:
     (comparison,) = in_folders([*here, *there], here)
     assert comparison["same_machine"]
     assert comparison["samples/s"]["estimate"] == 1
+    # Also if both have a later record of another machine that did not complete.
+    skipped = dataclasses.replace(there[0], outcome="skipped", reason="no", started="2026-11-30T10:00:00+00:00")
+    (comparison,) = in_folders([*here, skipped], [*here, skipped])
+    assert comparison["samples/s"]["n"] == [len(SLOW)] * 2
+
+
+def test_machines_may_have_an_at_sign_in_their_names() -> None:
+    sides = [[dataclasses.replace(each, infrastructure=name) for each in repeats_of(SLOW)] for name in ("a@x", "b@x")]
+    run = sides[0][0].run.id
+    assert compared([*sides[0], *sides[1]], f"{run}@a@x", f"{run}@b@x")["samples/s"]["n"] == [len(SLOW)] * 2
 
 
 def test_only_runs_with_enough_repeats_share_the_5_percent() -> None:

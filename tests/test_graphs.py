@@ -133,14 +133,21 @@ def test_other_kinds_of_steps_and_a_resumed_session_mix_with_replays() -> None:
         np.testing.assert_array_equal(array, seen[1][name], err_msg=name)
 
 
-def test_a_step_without_synchronisation_is_recorded_once_its_like_is_and_needs_no_memory_of_its_own() -> None:
+def test_a_step_without_synchronisation_is_recorded_once_its_like_is_and_without_eager_gradients() -> None:
     from tests.torch_tape import Tape
 
-    run, tapes = run_of(), list[Tape]()
-    session = opened(run, lambda: tapes.append(Tape()) or tapes[-1])
+    cleared = []
+
+    class Checked(Tape):
+        def record(self, work: Any) -> None:
+            cleared.append(all(parameter.grad is None for parameter in session._trained))
+            super().record(work)
+
+    run = run_of()
+    session = opened(run, Checked)
     for step, batch in enumerate(batches(run, steps=STEPS)):
         session.step(batch, 0.01, sync=step < STEPS - 1)
-    assert len(tapes) == 2
+    assert cleared == [True, True]
 
 
 @pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")

@@ -174,7 +174,8 @@ def test_a_report_removes_what_only_an_earlier_one_made(tmp_path: Path) -> None:
     own = {*tmp_path.rglob("*")}
     written(tmp_path, on_gpus(1000), on_gpus(1900, 2, minute=1), trained(1000, 0.6, run={"model": "lenet5"}))
     page = tmp_path / "results.md"  # to which a user may add
-    page.write_text(f"{page.read_text()}\n[my notes](notes.md)\n")
+    links = ["![mine](figures/mine.svg)", "[model card](model_card.md), [my notes](notes.md)"]
+    page.write_text("\n\n".join([page.read_text(), *links]))
     before = {path.name for path in {*tmp_path.rglob("*")} - own}
     written(tmp_path, trained(1000, 0.8))
     after = {path.name for path in {*tmp_path.rglob("*")} - own}

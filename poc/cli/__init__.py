@@ -203,7 +203,13 @@ def _add_other_commands(command: _Command) -> None:
     first = "a name in recipes/, or a Python file; its first setting that this machine can run"
     add("recipe", metavar="RECIPE", help=first)
     steps = _number(Annotated[Count, Ge(20)])
-    add("--steps", type=steps, default=advise.STEPS, metavar="N", help="length of each short run")
+    add(
+        "--steps",
+        type=steps,
+        default=advise.STEPS,
+        metavar="N",
+        help="steps of each short run; on GPUs at least 1000, or 10 s",
+    )
 
     about = "which learning rates are worth trying: the loss while the rate grows, in an epoch of each setting"
     add = command(lr_range.lr_range, about, "machine", "data", "results", "setting")

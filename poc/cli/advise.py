@@ -30,7 +30,7 @@ from poc.run.progress import duration, result
 from poc.values import UserError
 
 STEPS = 30  # optimizer steps of a short run, unless the user sets them
-_GPU_STEPS, _GPU_SECONDS = 1000, 10.0
+_GPU_STEPS, _GPU_SECONDS = 1000, 10.0  # there a window takes half a second, and an interval needs several
 DEVIATIONS = Path(__file__).with_name("scaling.csv")  # of published throughput from predictions (tools/fit_scaling.py)
 _DEVICES = (1, 2, 4, 8)
 _NINETY_PERCENT = 1.645  # standard deviations on each side of the mean that contain 90% of a normal distribution

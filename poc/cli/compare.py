@@ -13,6 +13,7 @@ from scipy.stats import ttest_ind
 from tabulate import tabulate
 
 from poc.cli import show
+from poc.host.environment import POC
 from poc.records.record import COMPLETED, INTERRUPTED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import repeats
@@ -45,7 +46,7 @@ def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequenc
     measured = [table.sort_values("started", kind="stable") for table in measured]
     common = [run for run in measured[0].run_id.unique() if run in {*measured[1].run_id} and (not ids or run in ids)]
     if not common:
-        raise UserError("compare: the folders have no run in common; poc plan --verbose lists the ids of a recipe")
+        raise UserError(f"compare: the folders have no run in common; {POC} plan --verbose lists the ids of a recipe")
     sides = [_latest_on_one_machine([table[table.run_id == run] for table in measured]) for run in common]
     # Only runs with enough repeats can give a false alarm.
     repeated = [min((side.outcome == COMPLETED).sum() for side in pair) >= repeats.MIN_REPEATS for pair in sides]
@@ -134,7 +135,7 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     runs = [str(rows.run_id.iloc[0]) for rows in named]
     found = _latest_on_one_machine(named) if runs[0] != runs[1] else map(_latest, named)
     latest = [rows.setting.iloc[-1] for rows in found]
-    sides = [show.only(table[table.setting == each], name.split("@")[1:]) for name, each in zip(names, latest)]
+    sides = [show.only(table[table.setting == each], show.place(table, name)) for name, each in zip(names, latest)]
     if sides[0].index.isin(sides[1].index).any():  # one setting: the names differ in the seed, or not at all
         sides = [side[side.run_id == run] for side, run in zip(sides, runs)]
     if sides[0].index.isin(sides[1].index).any():
@@ -143,9 +144,13 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
 
 
 def _latest_on_one_machine(sides: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Return the latest setting of both sides, on one machine if both have one in common."""
-    common = sides[0].machine[sides[0].machine.isin(sides[1].machine)]
-    return [_latest(rows[rows.machine == common.iloc[-1]] if len(common) else rows) for rows in sides]
+    """Return the latest setting of both sides, on a machine where both completed, else on one that has both."""
+    completed = [side[side.outcome == COMPLETED] for side in sides]
+    for first, second in (completed, sides):
+        common = first.machine[first.machine.isin(second.machine)]
+        if len(common):
+            return [_latest(rows[rows.machine == common.iloc[-1]]) for rows in sides]
+    return [*map(_latest, sides)]
 
 
 def _latest(rows: pd.DataFrame) -> pd.DataFrame:

@@ -57,14 +57,19 @@ def select(table: pd.DataFrame, name: str) -> pd.DataFrame:
     Each part is the start of a name. Raises UserError if it names no run or several.
     """
     measured = table[table.origin == MEASURED].sort_values("started", kind="stable")
-    start, _, rest = name.partition("@")
-    rows = only(measured, [rest] if (measured.machine == rest).any() else rest.split("@") if rest else [])
+    start, rows = name.partition("@")[0], only(measured, place(measured, name))
     matching = rows[rows.run_id.str.startswith(start)]
     ids = matching.run_id.unique()
     if len(ids) != 1:
         found = f"{len(ids)} runs fit" if len(ids) else "no run fits"
         raise UserError(f"run: {found} {name!r}: {', '.join(ids[:8]) or 'rows.csv has all ids'}")
     return matching
+
+
+def place(table: pd.DataFrame, name: str) -> list[str]:
+    """Return what follows the id in a name: a machine, in whose name there may be an "@", or parts to choose by."""
+    rest = name.partition("@")[2]
+    return [rest] if (table.machine == rest).any() else rest.split("@") if rest else []
 
 
 def only(rows: pd.DataFrame, parts: Sequence[str]) -> pd.DataFrame:

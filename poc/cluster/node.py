@@ -51,7 +51,7 @@ class Supervisor(LocalLauncher):
         """
         self._use(context)
         if not options.get("cpu"):
-            check_gpus([recipe for _, recipe in recipes], self._context.machine, "--cpu, or a recipe for CPUs")
+            check_gpus([recipe for _, recipe in recipes], self._context.machine, "--cpu, or a recipe with kind='cpu'")
         machine, ids = dataclasses.replace(self._context.machine, hosts=hosts), tuple(only)
         every_plan = [(name, plan(name, recipe, machine, **options)) for name, recipe in recipes]
         plans = [(name, [item for item in planned if item.run.id.startswith(ids)]) for name, planned in every_plan]

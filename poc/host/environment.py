@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,8 @@ _RECORDED = (
     *("DNNL_", "ONEDNN_", "MKL_", "OPENBLAS_", "BLIS_", "MXNET_", "TORCH", "PYTORCH_", "ATEN_", "NCCL_", "GLOO_"),
     *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32_OVERRIDE", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
 )
-POC = "poc" if shutil.which("poc") else ".venv/bin/poc"
+_OWN_COMMAND = Path(__file__).resolve().parents[2] / ".venv/bin/poc"
+POC = shlex.quote(str(_OWN_COMMAND)) if _OWN_COMMAND.exists() else "poc"
 """The command line, as messages name it."""
 _SPEED_NEUTRAL_ENDINGS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_HOME", "_PATH", "_DIR", "_ROOT", "_VERSION"),

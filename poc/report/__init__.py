@@ -35,6 +35,7 @@ PAGES: dict[str, tuple[str, Callable[[Results], list[Block]]]] = {
     "method": ("How it was measured", details.method),
 }
 """Titles and contents of the pages of details by the names of their files, in the order of their links."""
+_DETAILS = "**Details:**"
 
 
 def write(
@@ -83,7 +84,7 @@ def write_pages(results: Results, *, page: Path, folder: Path, sample: str = "")
     card = scorecard.lines(results, subject)
     heading = f"# {subject.label}: throughput, scaling, learning rate and cost"
     above = [*filter(None, [heading, sample, header.lines(results)]), *_sections(results, subject, card)]
-    below = [*recipes.not_run(results), "## Notes", header.notes(results, subject), f"**Details:** {listed}"]
+    below = [*recipes.not_run(results), "## Notes", header.notes(results, subject), f"{_DETAILS} {listed}"]
     # Each block has an empty line after it.
     lines = sum((block.count("\n") if isinstance(block, str) else 0) + 2 for block in (*above, *below))
     pages = {folder / f"{name}.md": [f"# {title}", *blocks] for name, (title, blocks) in contents.items()}
@@ -127,13 +128,13 @@ def _write(folder: Path, pages: Mapping[Path, Sequence[Block]], page: Path) -> N
 
 
 def _linked(page: Path, folder: Path) -> set[Path]:
-    """Return the pages and figures in `folder` that a page links to."""
+    """Return the figures that a page shows and the pages among its details, as far as they are in `folder`."""
     text = page.read_text(encoding="utf-8", errors="replace") if page.exists() else ""
-    links = re.findall(r"\]\(([^):]+\.(?:md|svg))\)", text)
+    above, _, details = text.partition(_DETAILS)  # what a user adds below is not a report's
+    links = re.findall(r"^!\[.*\]\((.+\.svg)\)$", above, re.MULTILINE)
+    links += re.findall(r"\]\(([^)]+\.md)\)", details.split("\n")[0])
     linked = {Path(os.path.normpath(page.parent / link)) for link in links}
-    figures = {path for path in linked if path.parent == folder / "figures"}
-    pages = {path for path in linked if path.parent == folder}
-    return figures | {path for path in pages if path.stem in PAGES or path.stem.startswith("model_")}
+    return {path for path in linked if path.parent in (folder, folder / "figures")}
 
 
 def _path(target: Path, page: Path) -> str:

@@ -87,6 +87,8 @@ class Progress:
         self._run = run
         self._title = title
         timed = run.seconds is not None
+        self._is_counted = not timed
+        """False until the first window has ended, which is no part of the run's seconds."""
         self._unit = "seconds" if timed else "steps"
         self._bar = tqdm(
             total=run.seconds if timed else run.last_step,
@@ -103,7 +105,9 @@ class Progress:
         position = f"epoch {window['epoch']}/{self._run.last_epoch}"
         speed = _rounded(window["samples"] * self._run.workers / window["seconds"])
         self._bar.set_description_str(f"{self._title}: {position}, {speed} samples/s", refresh=False)
-        self._bar.update(min(window[self._unit], self._bar.total - self._bar.n))
+        amount = window[self._unit] if self._is_counted else 0
+        self._bar.update(min(amount, self._bar.total - self._bar.n))
+        self._is_counted = True
 
     def close(self) -> None:
         self._bar.close()

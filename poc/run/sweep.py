@@ -211,7 +211,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         options = [name for name, setting in settings.items() if setting]
         if options and not sweep.since and (done_runs := workload.totals(sweep.lines())["done"]):
             runs = counted(done_runs, "run")
-            sweep.say(f"{' '.join(options)}: not for {runs} already in the journal; add --again to repeat\n")
+            sweep.say(f"{' '.join(options)}: {runs} already in the journal are not repeated; add --again\n")
         unstarted = _do(sweep, sweep.items)
         sweep.pace.begins_longer = True
         unstarted = [*_do(sweep, unstarted[:1]), *unstarted[1:]]

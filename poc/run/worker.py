@@ -120,7 +120,7 @@ class Worker:
             worker=self._number,
             first_step=self._first_step,
             save_every=self._request["checkpoint_every"],
-            trained=sum([event["seconds"] for event in self._events if event["event"] == "window"][1:]),
+            trained=_trained_seconds(self._events),
             scored=[(0, 0), *((round(last["accuracy"] * last["samples"]), last["samples"]) for last in earlier)][-1],
             warmup_steps=frameworks.load(run.framework).WARMUP_STEPS,
             silence=self._silence,
@@ -243,6 +243,18 @@ class Worker:
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
             self._emit("unsaved", {"step": step, "why": str(error)})
             print(f"  the checkpoint after step {step} failed: {error}", file=sys.stderr)
+
+
+def _trained_seconds(events: Iterable[dict[str, Any]]) -> float:
+    """Return the seconds of all windows but the first one, and the first one after each time that the run resumed."""
+    counted, is_first = 0.0, True
+    for event in events:
+        if event["event"] == "resumed":
+            is_first = True
+        elif event["event"] == "window":
+            counted += 0.0 if is_first else event["seconds"]
+            is_first = False
+    return counted
 
 
 def main() -> None:

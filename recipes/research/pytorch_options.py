@@ -15,8 +15,7 @@ recipe = Recipe(
     data=synthetic("cifar", size=28),
     batch_per_device=[128, 512],
     lr=0.01,
-    # Not a number of seconds, which a compiler would use up before the second window.
-    steps=400,
+    steps=400,  # the same for all options
     evaluate=False,
     repeats=3,
     cases=[
