@@ -23,7 +23,6 @@ from poc.values import Count, Positive, UserError, allowed
 
 _QUESTION = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
 _FLAG: Any = {"action": "store_true"}
-
 _LIST: Any = {"action": "append", "default": []}
 _Command = Callable[..., Callable[..., Any]]
 
@@ -191,7 +190,6 @@ def _add_other_commands(command: _Command) -> None:
 
     about = "a recipe at two commits, interleaved: is the second slower?"
     add = command(ab.ab, about, "machine", "data", "results", "json", "setting")
-
     add("revisions", nargs=2, metavar="REV", help="a commit, a branch or a tag; results go to ab/ in the folder")
     add("recipe", metavar="RECIPE", help="a name in recipes/, or a Python file: both commits run it as it is now")
     add("--repeats", type=_number(Count), default=5, metavar="N", help="of each run at each commit (5)")

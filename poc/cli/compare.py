@@ -135,7 +135,7 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     runs = [str(rows.run_id.iloc[0]) for rows in named]
     found = _latest_on_one_machine(named) if runs[0] != runs[1] else map(_latest, named)
     latest = [rows.setting.iloc[-1] for rows in found]
-    sides = [show.only(table[table.setting == each], show.place(table, name)) for name, each in zip(names, latest)]
+    sides = [show.only(table[table.setting == each], show.qualifiers(table, name)) for name, each in zip(names, latest)]
     if sides[0].index.isin(sides[1].index).any():  # one setting: the names differ in the seed, or not at all
         sides = [side[side.run_id == run] for side, run in zip(sides, runs)]
     if sides[0].index.isin(sides[1].index).any():

@@ -57,7 +57,7 @@ def select(table: pd.DataFrame, name: str) -> pd.DataFrame:
     Each part is the start of a name. Raises UserError if it names no run or several.
     """
     measured = table[table.origin == MEASURED].sort_values("started", kind="stable")
-    start, rows = name.partition("@")[0], only(measured, place(measured, name))
+    start, rows = name.partition("@")[0], only(measured, qualifiers(measured, name))
     matching = rows[rows.run_id.str.startswith(start)]
     ids = matching.run_id.unique()
     if len(ids) != 1:
@@ -66,8 +66,8 @@ def select(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return matching
 
 
-def place(table: pd.DataFrame, name: str) -> list[str]:
-    """Return what follows the id in a name: a machine, in whose name there may be an "@", or parts to choose by."""
+def qualifiers(table: pd.DataFrame, name: str) -> list[str]:
+    """Return what follows the id: a machine, in whose name there may be an "@", or starts of machine and commit."""
     rest = name.partition("@")[2]
     return [rest] if (table.machine == rest).any() else rest.split("@") if rest else []
 
