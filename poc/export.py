@@ -4,8 +4,6 @@ A run's name identifies its record, and a run of that name is left as it is: exp
 step of a value is the number of samples trained until then, so that runs with different batches share an axis.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

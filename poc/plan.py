@@ -1,7 +1,5 @@
 """Recipe x hardware -> every run with all its numbers, and the reason why a run is skipped on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable

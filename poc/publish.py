@@ -1,7 +1,5 @@
 """Make a folder of one machine's results that can be committed or sent: pages, figures, rows.csv and the journal."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import getpass

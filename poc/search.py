@@ -5,8 +5,6 @@ checkpoints. Every candidate has the schedule of the whole training from its fir
 one was trained exactly as without a search, whatever its schedule. All here are functions of the results so far.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

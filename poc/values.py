@@ -1,7 +1,5 @@
 """Frozen dataclasses, their JSON, checks of single values, and the error for a user's mistake."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

@@ -1,7 +1,5 @@
 """Marks of tests that need an extra. The reason for skipping says how to install it."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 from typing import Any

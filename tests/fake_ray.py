@@ -1,7 +1,5 @@
 """Ray within this process, for nodes that differ, or are lost in a certain call, as hosts of `tests.hosts` cannot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any

@@ -5,8 +5,6 @@
 That file has the worker's runs, each with the name of a function below that is called with its session.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

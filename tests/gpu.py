@@ -4,8 +4,6 @@
 .venv/bin/python -m tests.gpu --cpu    the same in tiny sizes, without a GPU
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

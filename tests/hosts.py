@@ -1,7 +1,5 @@
 """Hosts for tests: network, process and mount namespaces of this machine on one switch, each a node of Ray's."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

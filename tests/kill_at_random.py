@@ -3,8 +3,6 @@
 .venv/bin/python -m tests.kill_at_random [KILLS]    (20 by default; exit code 1 if a record is lost)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

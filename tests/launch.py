@@ -1,7 +1,5 @@
 """Start the command line and the processes of runs, wait for what they write, and send them signals."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

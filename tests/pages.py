@@ -1,7 +1,5 @@
 """Pages as tests read them: their tables, what holds for every page, and records with known figures for them."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

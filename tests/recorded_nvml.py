@@ -1,8 +1,6 @@
 """A recorded NVIDIA driver that replaces pynvml, and small kernel files, for tests on machines without GPUs."""
 # ruff: noqa: N802 - it has the function names of pynvml
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from types import SimpleNamespace

@@ -10,8 +10,6 @@ all-reduce carries the gradients; up to 1% of noise per run and per window. Accu
 of the global batch, and where the learning rate is not 0.05 per 128 samples.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Throughput on more devices and its interval, hours and dollars, and `poc advise`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

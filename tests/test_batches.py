@@ -1,7 +1,5 @@
 """Synthetic images, augmentation, each worker's batches and prefetching."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

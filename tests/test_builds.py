@@ -1,8 +1,6 @@
 """Which build of which framework runs on which card with which driver, docs/what_runs_where.md cell by cell; and
 runs on simulated machines: that the code works, never how fast."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

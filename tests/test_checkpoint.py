@@ -1,7 +1,5 @@
 """Checkpoints on a real disk: complete or not there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

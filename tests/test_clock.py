@@ -1,7 +1,5 @@
 """The loop and its clock: a scripted clock drives runs without a network, whose rates and splits are known."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Clusters on Ray, of hosts that are namespaces of this machine: their runs, the faults they survive, and access."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

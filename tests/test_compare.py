@@ -1,7 +1,5 @@
 """Two runs side by side: which repeats count, what differs, and what is significant."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

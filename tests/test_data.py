@@ -1,7 +1,5 @@
 """CIFAR-10 from every source, RecordIO, the cache and the download."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

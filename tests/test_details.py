@@ -1,7 +1,5 @@
 """The pages of details, made from small tables whose answers are known, and all that the studies printed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

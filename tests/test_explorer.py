@@ -1,7 +1,5 @@
 """explorer.html in a real browser that opens it from disk, as a reader does."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Export to TensorBoard and MLflow: their own readers give back what the journal has, once."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

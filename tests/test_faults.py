@@ -1,7 +1,5 @@
 """Whole runs of the command line with injected faults: what was measured stays, and what was cut off continues."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

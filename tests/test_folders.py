@@ -1,7 +1,5 @@
 """Runs started from folders with files that are named like modules: none is imported, and nothing is lost."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Each check runs for every installed framework and every way to train that it supports.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Fuzzed input: a message of one line or a result, never another exception, and never a wait."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

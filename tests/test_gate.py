@@ -1,7 +1,5 @@
 """The gate of `poc compare` and `poc ab`: its error rates on generated repeats, and a slower commit that it finds."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The command for the first minutes on a GPU, in its sizes for a machine without one."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

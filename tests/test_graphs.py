@@ -1,7 +1,5 @@
 """Steps that PyTorch records and replays. A tape of operators takes the CUDA graph's place (tests/torch_tape.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from pathlib import Path

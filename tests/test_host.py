@@ -1,7 +1,5 @@
 """What a host has: GPUs by a recorded NVIDIA driver, limits of control groups, cores of NUMA nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """ImageNet from RecordIO files, small ones made for the test: what comes out, and what is said of damaged ones."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

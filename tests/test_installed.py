@@ -1,7 +1,5 @@
 """A torch that the user's Python has: a small fake one in a real environment, asked by the real probe."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

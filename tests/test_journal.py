@@ -1,7 +1,5 @@
 """The journal: records come back complete and once, despite crashes, damage and simultaneous writers."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Fields of a recipe set by text: their values, mistakes, and the recipe with these fields."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The learning-rate range test: its curve, the rates that follow from it, its runs, and `poc lr-range`."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """The monitor: on a recorded NVIDIA driver, on devices that fail or hang, and on real processes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource

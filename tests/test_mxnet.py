@@ -1,8 +1,6 @@
 """MXNet alone: its operators and precisions, its optimizers against formulas, flat buffers, and kvstores that promise
 something else than sums."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading

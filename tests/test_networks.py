@@ -1,7 +1,5 @@
 """The registry's networks: their costs, by the literature and as frameworks build them; and that they train."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import operator

@@ -1,7 +1,5 @@
 """The gradient noise scale, on a quadratic loss whose noise scale is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The user's own images: what is found in their files, what batches show, mistakes, and trainings on them."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of the user's own and of zoos: found, counted, trained and resumed by both frameworks; and their mistakes."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """results.md as a reader sees it, made from records whose figures are known."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Processes of runs: blame for the first that fails, and real runs whose processes are killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

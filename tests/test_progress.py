@@ -1,7 +1,5 @@
 """Text for the person who watches runs: a progress line on a terminal, and one line for each run that ended."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A published folder: the pages and the journal of one machine, and nothing that tells whose it was."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import re

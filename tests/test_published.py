@@ -1,7 +1,5 @@
 """The published figures, and the reading of users' studies."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """PyTorch alone: initial weights, bfloat16 and float16, processes per device, and its absence."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import importlib.util

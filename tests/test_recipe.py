@@ -1,7 +1,5 @@
 """What a recipe may say, and what it comes to on a given machine."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """What this project measured (reference/): the journals are whole, and the pages beside them say what they say."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import subprocess

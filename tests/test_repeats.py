@@ -1,7 +1,5 @@
 """What counts as a repeat, what repeats are summarized to, and between which of them a speed-up is computed."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole runs in real processes, from plan to record; and how results are merged, cards shared and commits read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Searches for a learning rate: what is tried and chosen, that nothing is trained twice, and what the page shows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """What pages show of searches for a learning rate, from the journal of a simulated machine."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Shell scripts replace Python and uv, which would install packages for minutes. They record every call.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -1,7 +1,5 @@
 """`poc show`: all repeats of a run, its curve, and the parts of its time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

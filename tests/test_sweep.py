@@ -1,7 +1,5 @@
 """What a plan will take: its order, estimates that learn, a bound that holds; and what machines cost."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

@@ -1,7 +1,5 @@
 """The table behind all pages: what a record and a published row become, with figures that are known."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Optimizers of `torch.optim` by name: their steps, checkpoints and labels, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`poc run --trace`: a file of the framework's profiler per worker, and the same record as without it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Effects of other processes and of the environment on a run: threads, spinning, variables that change speed."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

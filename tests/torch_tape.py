@@ -1,7 +1,5 @@
 """What PyTorch's operators do below autograd: how many run, and a tape of them that stands in for a CUDA graph."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

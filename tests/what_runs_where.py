@@ -5,8 +5,6 @@
 writes it again, from the commands' own answers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -8,8 +8,6 @@ requirements/mxnet-cu112.txt (`pip install --no-deps --target FOLDER -r ...`, 4 
 environment with requirements.txt; by default a temporary one. Exit code 1 if a library is not found.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -7,8 +7,6 @@ changes from one minute to the next, hits both, unlike with `poc ab`, whose runs
 what the framework's tutorials show: its own SGD and its own cross-entropy, the batch already in memory as floats.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -3,8 +3,6 @@
 .venv/bin/python -m tools.count_networks
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from poc.config.networks import COSTS, NETWORKS, Cost, Network

@@ -6,8 +6,6 @@ It also prints how well the intervals hold for each study when they are fitted w
 poc/published/ and tools/series/, which has studies of nothing but scaling. Only weak scaling counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -3,8 +3,6 @@
 .venv/bin/python -m tools.image_folders FOLDER    # 1,000 training images and 200 for validation of each class
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

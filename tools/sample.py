@@ -3,8 +3,6 @@
 .venv/bin/python -m tools.sample
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from poc import published, report

@@ -1,7 +1,5 @@
 """The command line: what this machine can run, what a recipe means here, run it, look at the results."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

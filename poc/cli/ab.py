@@ -1,7 +1,5 @@
 """`poc ab`: one recipe at two commits of this checkout, in interleaved repeats, and the verdict of the gate."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Say what this machine has, what it can run, what is missing, and what make_environment.sh is to install."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import platform

@@ -4,8 +4,6 @@ The learning rate grows by the same factor every step while the training loss is
 "Cyclical Learning Rates for Training Neural Networks", section 3.3).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What the options of a command select: recipes, machine, price, images, results."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Plan the chosen recipes and run them, on this machine or on a cluster."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

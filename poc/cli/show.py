@@ -1,7 +1,5 @@
 """The text of `poc show`: one run with all its repeats, its curve, where its time went, and why a repeat failed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

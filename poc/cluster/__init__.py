@@ -3,8 +3,6 @@
 Ray reserves nodes, starts an actor on each and reports its death. Gradients travel between the workers, not by Ray.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from typing import Any

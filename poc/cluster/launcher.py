@@ -1,7 +1,5 @@
 """The nodes of a cluster as its driver sees them, and a run on several of them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import threading

@@ -1,7 +1,5 @@
 """The actor that Ray starts on each node, from the node's own checkout. Nothing here imports Ray."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterable

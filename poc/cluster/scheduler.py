@@ -1,7 +1,5 @@
 """The runs of a cluster: which nodes do them, and when. Each node does one run at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Data sets of a recipe. To add one: a class here, a member of `Data`, and its loader in `poc/data`."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args
 

@@ -1,7 +1,5 @@
 """Configuration classes: dataclasses that pydantic validates, and labels of their options."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 To add one: a class here, a member of `AnyKVStore`, and its communication in a framework.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Union, get_args
 
 import pydantic

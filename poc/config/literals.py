@@ -1,7 +1,5 @@
 """Read fields of a recipe from text: `--set batch_per_device=256,512 --set "lr=Linear(base=0.1, per=256)"`."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Mapping, Sequence

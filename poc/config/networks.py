@@ -4,8 +4,6 @@ A model is a line of networks.csv and a builder in a framework. `python -m tools
 its costs and writes them to network_costs.csv.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

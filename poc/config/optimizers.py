@@ -1,7 +1,5 @@
 """Optimizers of a recipe. To add one: a class here, a member of `AnyOptimizer`, and its update in a framework."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args
 
 import pydantic

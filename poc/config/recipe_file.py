@@ -1,7 +1,5 @@
 """Recipe files: the user's own Python, which sets `recipe`."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

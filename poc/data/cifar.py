@@ -3,8 +3,6 @@
 These are the forms in which the official site, torchvision, Keras and MXNet leave them.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle

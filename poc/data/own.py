@@ -1,7 +1,5 @@
 """The user's own images: folders of photos, RecordIO files, arrays."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Random numbers that are hashes: the same on every machine, in any order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """RecordIO files of images, as MXNet's im2rec writes them (dmlc-core, `recordio.h`)."""
 
-from __future__ import annotations
-
 import mmap
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Load the images of a recipe from files or a download. Decoded images are kept in a cache."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

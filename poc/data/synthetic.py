@@ -1,7 +1,5 @@
 """Synthetic images that a model can learn: the smooth pattern of their class, shifted at random, under noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -6,8 +6,6 @@ framework="mine" is the package /home/me/frameworks/mine, imported as `poc.frame
 tests/frameworks/reference is a small framework to start from.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.metadata

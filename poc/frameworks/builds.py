@@ -1,7 +1,5 @@
 """The builds of the frameworks: which one runs on a machine's GPUs with its driver, and why others do not."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

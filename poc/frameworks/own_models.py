@@ -4,8 +4,6 @@
 python -m poc.frameworks.own_models    (a run, as JSON, on the standard input; its last line of output is the answer)
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """The session that every framework opens to train one model, and the code that all frameworks share."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import statistics

@@ -4,8 +4,6 @@ The kernel applies the limits of every group from the process's own up to the ro
 no code here: the kernel removes their cores from the process's affinity.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inherited environment variables: those that runs do not get, and those that change speed and are recorded."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import tempfile

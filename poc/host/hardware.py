@@ -1,7 +1,5 @@
 """Detect this machine's hardware: cores, memory, NUMA nodes and GPUs."""
 
-from __future__ import annotations
-
 import collections
 import os
 import platform

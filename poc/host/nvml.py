@@ -3,8 +3,6 @@
 GPUs are numbered by PCI bus, as in nvidia-smi; CUDA does so with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Start the processes of a run so that none outlives this one, watch them for failures, and find ports for them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ OpenMP threads wait for each other after every operator by spinning. If another 
 others spin meanwhile, and training is ten times slower than on the free cores alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -16,8 +16,6 @@ other, samples/s and seconds per epoch by more than a tenth, `contradicts` names
 `flag` says how: pages compute nothing from these.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses

@@ -4,8 +4,6 @@ A machine is looked up by its name, or by a name in `known_as` (several are sepa
 price is that of the whole machine with all of its `devices`.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Records on disk: one JSON line each, append-only, self-contained; each machine has a folder with a journal."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

@@ -1,7 +1,5 @@
 """The last `run` command and its plan: `last_run.json` in the folder of results."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

@@ -3,8 +3,6 @@
 It is the batch size at which the noise of a mean gradient is as large as the gradient.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

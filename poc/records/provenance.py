@@ -1,7 +1,5 @@
 """The code and library versions that made a record."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

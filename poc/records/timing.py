@@ -1,7 +1,5 @@
 """Wall time of a run by phase, and its throughput. Time is injected, so that tests can script the clock."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import defaultdict

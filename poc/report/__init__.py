@@ -1,7 +1,5 @@
 """Make results.md, the pages of details, rows.csv, explorer.html and figures from records and published rows."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Line charts, readable at 880 and 390 pixels, in grey and by the colour-blind. Equal data give equal bytes."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ itables (DataTables) draws the table and Vega-Lite the charts in explorer.json; 
 that carry them. The reader picks what a chart shows by Vega-Lite's bound parameters, and filters its rows in the table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

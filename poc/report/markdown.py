@@ -1,7 +1,5 @@
 """Building blocks of a page: sections, figures, tables, and how a value of rows.csv is printed in a cell."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Every page is made from it alone: the table that `build` returns and its copy in
 texts are empty, unknown numbers NaN.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

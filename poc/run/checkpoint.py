@@ -5,8 +5,6 @@ damaged. It gets its name only when it is complete. Each worker keeps those of i
 lost, another may be one checkpoint further.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

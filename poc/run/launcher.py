@@ -1,7 +1,5 @@
 """One host's part of a run: its workers are started, watched until they have ended, and their results gathered."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

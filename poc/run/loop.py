@@ -1,7 +1,5 @@
 """The training loop, the same for every framework."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator

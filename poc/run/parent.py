@@ -1,7 +1,5 @@
 """One run from start to record: its workers, on this host or on others, restarted if one is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import math

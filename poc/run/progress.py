@@ -1,7 +1,5 @@
 """Text for the person who watches runs: the progress bar on a terminal, and a line for each result."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The schedule of a plan: the order of its runs, which repeats are done, how long runs take, which fit a bound."""
 
-from __future__ import annotations
-
 import bisect
 import math
 import time

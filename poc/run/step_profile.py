@@ -3,8 +3,6 @@
 The barriers that this needs would disturb the run that it explains, so it is a pass of its own.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator

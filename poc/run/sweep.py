@@ -1,7 +1,5 @@
 """The runs of some recipes on this machine, one after the other; each record is in the journal when its run ends."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import sys

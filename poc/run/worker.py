@@ -3,8 +3,6 @@
 python -m poc.run.worker    (its request, as JSON, on the standard input; exit code 1: it failed)
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

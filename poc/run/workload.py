@@ -1,7 +1,5 @@
 """A plan summed up for a person: runs, time and cost of each recipe, and what is skipped by reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A process whose PYTHONPATH begins with `path/` and whose POC_STAND_IN names one 
 computes on the CPU instead of on them (`path/sitecustomize.py`).
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

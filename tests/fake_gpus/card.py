@@ -4,8 +4,6 @@ kernels compute on the CPU, in the memory that the card has in the host's (card.
 A process has it that starts on a stand-in machine with `environment()`, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 Importing this package does not import mxnet: `open_session` does, once the process is ready for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util

@@ -1,7 +1,5 @@
 """Sessions of workers that are several processes, or whose parameters are on servers: MXNet's kvstores, and Horovod."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """Parameters flattened into a few contiguous buffers, so that an update or all-reduce calls few operators."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any

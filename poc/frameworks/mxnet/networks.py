@@ -1,7 +1,5 @@
 """Networks of the registry as Gluon blocks: Gluon's and GluonCV's, changed where the studies' differ, and others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

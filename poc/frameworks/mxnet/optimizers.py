@@ -1,7 +1,5 @@
 """Optimizers of MXNet; each updates all parameters of a flat buffer together."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ DMLC_ROLE=server python -m poc.frameworks.mxnet.servers                a schedul
 HOROVOD_HOSTS=127.0.0.1:2 ... python -m poc.frameworks.mxnet.servers   the rendezvous of Horovod's workers
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

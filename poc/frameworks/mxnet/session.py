@@ -1,7 +1,5 @@
 """One network on the devices of one process: MXNet Gluon's autograd, and kvstores that sum gradients within it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Gluon blocks that are not registered: the user's own, and GluonCV's by name; and the cost of a block."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -3,8 +3,6 @@
 Importing this package does not import torch: `open_session` does, once the process is ready for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """CUDA graphs: steps that are recorded once, and run again without Python."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks of the registry as PyTorch modules: for CIFAR-10 as the MXNet ones, layer for layer; torchvision's."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import math

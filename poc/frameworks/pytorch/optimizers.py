@@ -3,8 +3,6 @@
 python -m poc.frameworks.pytorch.optimizers    (try a step of a `TorchOptimizer`, as JSON on the standard input)
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

@@ -1,7 +1,5 @@
 """One network on the device of one process: PyTorch's autograd, and DistributedDataParallel between the processes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

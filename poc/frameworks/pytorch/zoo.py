@@ -1,7 +1,5 @@
 """PyTorch modules that are not registered: the user's own, torchvision's and timm's by name; and the cost of one."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

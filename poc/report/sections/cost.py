@@ -1,7 +1,5 @@
 """Time and cost to an accuracy, from the evaluations of whole trainings on real devices."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pages of details: learning rate, scaling, models, published studies, and how it was measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Every setting of the recipes of the last `run`, and how many runs were skipped and why."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Weak scaling: samples/s on more and more devices at a fixed batch per device."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

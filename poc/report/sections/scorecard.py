@@ -1,7 +1,5 @@
 """The scorecard: seven numbers of a model on this machine and on the main study's GPU machines."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Callable
 

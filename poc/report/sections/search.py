@@ -1,7 +1,5 @@
 """The learning rates that searches found, against those of the linear and of the square-root rule."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

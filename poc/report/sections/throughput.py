@@ -1,7 +1,5 @@
 """Accuracy and throughput of the baseline recipe on one and on all devices, compared with the main study's rows."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run first by every Python process of a simulated machine: NVML is recorded, devices are the CPU's."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import importlib.metadata

@@ -4,8 +4,6 @@ This file lists the framework's options and starts its workers' helper; session.
 hub.py sums the workers' gradients. Imports within the folder are relative, since it may be anywhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

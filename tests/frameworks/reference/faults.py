@@ -1,8 +1,6 @@
 """Faults that tests ask for by the environment variables POC_FAULT and POC_HOLD; a new framework needs none of
 this."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import math

@@ -3,8 +3,6 @@
 Its standard input is a socket that listens. Messages are the bytes of float32 arrays; nothing is pickled.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A perceptron on the devices of one process: forward and backward passes, SGD, and gradient synchronisation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
