@@ -112,13 +112,13 @@ def rate(row: Any) -> str:
 
 def accuracy(row: Any) -> str:
     """Return the accuracy of a setting, with the number of seeds if it was measured."""
-    return formatted(row.accuracy, ".3f") + (seeds(row) if pd.notna(row.accuracy) else "")
+    return formatted(row.accuracy, ".3f") + (seeds(row, row.seeds) if pd.notna(row.accuracy) else "")
 
 
-def seeds(row: Any) -> str:
-    """Return the number of seeds of a measured setting, to stand after its number; empty for a published one."""
+def seeds(row: Any, number: float) -> str:
+    """Return the number of seeds behind a number of a measured setting; empty for a published one."""
     diverged = f", {row.diverged:.0f} diverged" if getattr(row, "diverged", 0) > 0 else ""
-    return f" (n={row.seeds:.0f}{diverged})" if row.origin == "measured" and row.seeds > 0 else ""
+    return f" (n={number:.0f}{diverged})" if row.origin == "measured" and number > 0 else ""
 
 
 def lr(row: Any) -> str:

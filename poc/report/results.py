@@ -57,20 +57,26 @@ class Results:
     def settings(self) -> pd.DataFrame:
         """One row per setting (`repeats.summarize`), with the median time and cost to the target.
 
-        They are missing if a seed did not reach it, or diverged before. A published row has those of its whole
-        training, an upper bound.
+        They are medians over `timed_seeds`, and missing if a seed did not reach it, or diverged before. A published row
+        has those of its whole training, an upper bound.
         """
         seconds = self.times_to(self.target).groupby("setting").seconds_to_target
         settings = repeats.summarize(self.table)
         settings["seconds_to_target"] = settings.setting.map(seconds.agg(lambda values: values.median(skipna=False)))
+        settings["timed_seeds"] = settings.setting.map(seconds.count())
         return settings.assign(dollars_to_target=settings.seconds_to_target / 3600 * settings.dollars_per_hour)
 
     def times_to(self, target: float) -> pd.DataFrame:
-        """Return each seed's latest clean repeat of a setting, with its `seconds_to_target`."""
+        """Return each seed's latest clean repeat of a setting, with its `seconds_to_target`.
+
+        A seed without a clean one counts if there are no others, or if it did not reach the target.
+        """
         table = self.table.assign(seconds_to_target=repeats.seconds_to(target, self.table))
         ended = table[(table.origin != MEASURED) | table.outcome.isin(DONE)]
         ended = ended.sort_values(["noisy", "started"], ascending=[False, True], kind="stable")
-        return ended.drop_duplicates(["setting", "seed"], keep="last")
+        ended = ended.drop_duplicates(["setting", "seed"], keep="last")
+        all_noisy = ended.groupby("setting").noisy.transform("all")
+        return ended[~ended.noisy | all_noisy | ended.seconds_to_target.isna()]
 
     @functools.cached_property
     def measured(self) -> pd.DataFrame:

@@ -46,16 +46,22 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         for _, part in _candidates(results.of(subject)).groupby("devices")
         if part.seconds_to_target.isna().all()
     ]
+    shown = markdown.records(pd.DataFrame(rows))
+    several = len({markdown.short_framework(row) for row in shown if not row.study}) > 1
+
+    def machine(row: Any) -> str:
+        return row.machine + (f", {markdown.short_framework(row)}" if several and not row.study else "")
+
     lines = markdown.lines(
-        pd.DataFrame(rows),
-        *(("machine", "machine"), "devices", ("global batch, lr", _batch_and_lr), ("training recipe", "recipe")),
+        shown,
+        *(("machine", machine), "devices", ("global batch, lr", _batch_and_lr), ("training recipe", "recipe")),
         (
             "time",
             lambda row: _bound(row) + markdown.duration(row.seconds_to_target) + (" (noisy)" if row.noisy else ""),
         ),
         ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),
         ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
-        ("n", "seeds"),
+        ("n", "timed_seeds"),
     )
     return section("Time and cost", about, markdown.table(lines), " ".join(missed))
 
@@ -81,7 +87,7 @@ def time_to_accuracy(results: Results) -> list[Block]:
     The accuracies are the page's, the targets of runs, and the highest hundredth that all seeds of two recipes reached.
     Compared are settings on one machine that differ in model, batch, rate or recipe alone.
     """
-    ended = results.times_to(results.target)
+    ended = results.times_to(math.inf)  # all seeds: none reaches it
     best = [max(repeats.curve(text).values(), default=0.0) for text in ended.accuracy_by_epoch]
     reached = ended.assign(best=best).groupby("setting").best.min()
     settings = _candidates(results.measured[results.measured.accuracy_on == "test set"])

@@ -7,6 +7,7 @@ import pandas as pd
 from poc.records.record import COMPLETED, DIVERGED, FAILED, INTERRUPTED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report.results import Results, Subject
+from poc.report.table import PAUSED
 
 _NOTHING_MEASURED = "Nothing has been measured yet: `./run_all.sh --quick` takes one or two minutes."
 _LISTED_NAMES = 3
@@ -29,6 +30,8 @@ def lines(results: Results) -> str:
     counts[SKIPPED] = sum(results.skipped.values())
     always = (COMPLETED, FAILED, SKIPPED)
     listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome in always]
+    if paused := (ran.length == PAUSED).sum():
+        listed[0] += f" ({paused} of them stages of searches)"
     days = sorted(ran.started.str[:10])
     dates = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
     software = (

@@ -11,7 +11,7 @@ import pandas as pd
 from poc.records.row import MEASURED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure, section
-from poc.report.results import Results, Subject, same_length
+from poc.report.results import Results, Subject, same_length, trainings
 from poc.report.sections import search
 
 _MAX_TUNED = 3
@@ -79,7 +79,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     curves += [chart.Line(name, best.accuracy.to_dict()) for name, best in published.items()]
     drawn = figure(
         f"learning_rate_{subject.figure}",
-        f"Test accuracy of {subject.label} against the global batch, at the best learning rate that was tried.",
+        f"Test accuracy of {subject.label} against the global batch, at the learning rate of the table.",
         [line for line in curves if line.points],
         *("Accuracy against global batch", "global batch", "test accuracy"),
         log2=True,
@@ -112,9 +112,10 @@ def _recommendation(
     # Of several searches at a batch the one with most seeds, then the best one on the validation split.
     for row in markdown.records(searched.sort_values(["n", "accuracy"]) if len(searched) else searched):
         schedule = getattr(row, "with") or row.schedule
-        rule = f"; linear rule: {row.linear:.3f} at {row.linear_lr:.3g}" if pd.notna(row.linear) else ""
+        rule = f"; linear rule: {row.linear:.3f}" if pd.notna(row.linear) else ""
+        rule += f" at {row.linear_low:.3g}" if rule and row.linear_low == row.linear_high else ""
+        rule += "; each seed has its own rates" if row.lr_low < row.lr_high or row.linear_low < row.linear_high else ""
         accuracy = f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end
-        accuracy += " with each seed's own rate" if row.lr_low < row.lr_high else ""
         text = f"{row.lr:.3g} with {schedule}" if schedule else f"{row.lr:.3g}"
         texts[row.global_batch] = f"{text} (found by a search: {accuracy}{rule})"
     if texts:
@@ -149,17 +150,27 @@ def _sentence(texts: dict[float, str]) -> str:
 def _tuned(results: Results, subject: Subject) -> str:
     """Return the tuned recipe at each global batch that a search chose, else the most accurate one."""
     rows = results.of(subject)
-    rows = same_length(rows[~rows.baseline])
+    rows = trainings(rows[~rows.baseline])
     tuning = results.measured[results.measured.accuracy_on == "validation split"]
     validated = {*tuning[(tuning.model == subject.model) & (tuning.family == subject.dataset)].training_recipe}
-    tried = rows.groupby("global_batch").setting.nunique()
+    tried = (
+        rows.drop_duplicates(["global_batch", "epochs", "lr", "schedule", "training_recipe"])
+        .groupby("global_batch")
+        .size()
+    )
     best = rows.sort_values(["chosen", "accuracy"], kind="stable").drop_duplicates("global_batch", keep="last")
+
+    def tuned_on(row: Any) -> str:
+        if row.training_recipe in validated:
+            return "validation split"
+        return "test set" if tried[row.global_batch] > 1 else ""
+
     lines = markdown.lines(
         best.sort_values("global_batch").head(_MAX_TUNED),
         *(("tuned recipe", "training_recipe"), "global batch", ("lr", lambda row: f"{row.lr:g}")),
-        *(("accuracy", lambda row: f"{row.accuracy:.3f}"), ("n", "seeds")),
+        *("epochs", ("accuracy", lambda row: f"{row.accuracy:.3f}"), ("n", "seeds")),
         ("best of", lambda row: markdown.count(tried[row.global_batch])),
-        ("tuned on", lambda row: "validation split" if row.training_recipe in validated else "test set"),
+        ("tuned on", tuned_on),
     )
     about = "Tuned recipes: the most accurate at each global batch, or the one that a search chose.\n\n"
     return about + markdown.table(lines) if lines else ""

@@ -38,14 +38,16 @@ def blocks(results: Results, max_lines: int, all_settings: str) -> list[Block]:
 def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     """Return one row per setting that ran on a machine, also of failed ones; by default those of the last run.
 
-    Recipes that were given by path come first, and quick runs last; of each those that failed, then the latest.
-    Candidates of searches, which have a table of their own, are left out.
+    Recipes that were given by path come first, and quick runs last; of each those that failed, then the latest. Of the
+    last run candidates of searches are left out, which have a table of their own.
     """
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]
     if machine is None and results.last_run and results.last_run.runs:
         rows = rows[rows.run_id.isin(results.last_run.runs)]
-    rows = rows[(rows.outcome != SKIPPED) & (rows.length != PAUSED) & (rows.search == "")]
+    if machine is None:
+        rows = rows[rows.search == ""]
+    rows = rows[(rows.outcome != SKIPPED) & (rows.length != PAUSED)]
     failed = rows[rows.outcome != COMPLETED].sort_values("started").drop_duplicates("setting", keep="last")
     completed = results.settings[results.settings.setting.isin(rows.setting)]
     failed = failed[~failed.setting.isin(completed.setting)].assign(n=0, seeds=1)

@@ -116,7 +116,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         drawn = []  # published lines alone show nothing of this machine
     about = (
         "Median samples/s at a fixed batch per device. The efficiency compares repeats that started within an hour of "
-        "each other, and needs a run on one device; n is the number of repeats on the side with fewer."
+        "each other, and needs a run on one device; n is the number of repeats on the side with fewer. Of several "
+        "settings that ran, the one with most repeats is shown."
     )
     highest = max((efficiency for line in drawn for efficiency in line.points.values()), default=1.0)
     drawn_efficiencies = figure(
@@ -130,5 +131,9 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
 
 
 def _remarks(row: Any) -> str:
-    remarks = {"quick": row.quick, "whole trainings": row.origin == MEASURED and row.length == TRAINING}
+    remarks = {
+        "quick": row.quick,
+        "whole trainings": row.origin == MEASURED and row.length == TRAINING,
+        "noisy": row.noisy,
+    }
     return "".join(f", {remark}" for remark, applies in remarks.items() if applies)

@@ -8,7 +8,7 @@ import pandas as pd
 from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.markdown import Block, section
-from poc.report.results import Results, Subject, preferred
+from poc.report.results import Results, Subject, preferred, same_length
 from poc.report.sections import cost, learning_rate, scaling
 
 
@@ -17,11 +17,16 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
     if results.published_machines(subject):
         source = "Published rows are single runs from 2017 as printed. "
         bound = '; "≤": the study printed only the end'
+    rows = results.headline(subject)
+    frameworks = " and ".join(dict.fromkeys(map(markdown.short_framework, markdown.records(rows))))
+    trained = same_length(rows[rows.target_accuracy.isna()])
+    end = f"after {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else "after the last epoch"
     caption = (
-        f"Medians of n repeats or seeds. {source}Measured samples/s are of bursts where there are any. Speed-up: "
+        f"{frameworks and f'This machine: {frameworks}. '}Medians of n repeats or seeds. {source}Measured samples/s "
+        "are of bursts where there are any. Speed-up: "
         "samples/s on all devices over samples/s on one, at a fixed batch per device (on a CPU the first row is of "
         "all cores as one device, and in the next two a device is a worker with its own cores); "
-        "efficiency: speed-up / devices. Accuracy: test set, after the last epoch, "
+        f"efficiency: speed-up / devices. Accuracy: test set, {end}, "
         f"{results.recipe(subject)}. Time: training with this recipe until the accuracy is first {results.target:g} at "
         f"the end of an epoch{bound}. Cost: price of the whole instance."
     )
@@ -88,7 +93,11 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
     largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
     tuned = [
         f"{row.lr:g} at {row.global_batch:,.0f}, "
-        + (f"best of {row.tried} tried" if row.tried > 1 else "the only one tried")
+        + (
+            "the only one tried"
+            if row.tried == 1
+            else f"{'chosen from' if row.chosen else 'best of'} {row.tried} tried"
+        )
         for row in markdown.records(largest)
     ]
     return [
@@ -128,5 +137,5 @@ def _to_target(rows: pd.DataFrame, column: str, form: Callable[[float], str]) ->
     if not text:
         return 'price unknown: `poc report --price "NAME=DOLLARS"`' if is_measured else "no price known"
     return ("" if is_measured else "≤ ") + ", ".join(
-        [text + markdown.seeds(row), markdown.devices(row), *_quality(row)]
+        [text + markdown.seeds(row, row.timed_seeds), markdown.devices(row), *_quality(row)]
     )

@@ -49,9 +49,10 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
     """Return one row per search of a subject and global batch, ascending, on this machine, if a seed's search is over.
 
     `lr` is the median over `n` seeds of the rate that was found, from `lr_low` to `lr_high`. `found`, `linear` and
-    `square_root` are the median test accuracies with that rate and with those of the rules, `linear_lr` and
-    `square_root_lr` the medians of these. `spent` are the epochs of all candidates, `grid` those of the full grid.
-    `at_edge` is true if the best rate of a seed is the first or the last that was tried.
+    `square_root` are the median test accuracies with that rate and with those of the rules, whose rates are from
+    `linear_low` and `square_root_low` to `linear_high` and `square_root_high`. `spent` are the epochs of all
+    candidates, `grid` those of the full grid. `at_edge` is true if the best rate of a seed is the first or the last
+    that was tried.
     """
     rows = candidates(results)
     rows = rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
@@ -109,7 +110,7 @@ def against_grid(results: Results) -> pd.DataFrame:
 
 
 def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
-    """Return the median accuracies, and learning rates, of the trainings on the test set after a search.
+    """Return the median accuracies, and ranges of the rates, of the trainings on the test set after a search.
 
     `found_n`, `linear_n` and `square_root_n` are the numbers of seeds that completed; `found_end`, `linear_end` and
     `square_root_end` the outcomes if none did.
@@ -124,8 +125,9 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     accuracies = {name: each.accuracy.where(each.outcome == COMPLETED) for name, each in trained.items()}
     for name, accuracy in accuracies.items():
         key, n, ends = name.replace("-", "_"), accuracy.notna().sum(), trained[name].outcome.dropna().unique()
-        medians = {"": accuracy, "_lr": trained[name].lr, "_change": accuracy - accuracies[FOUND]}
-        tested.update({key + end: values.dropna().median() for end, values in medians.items()})
+        rates, change = trained[name].lr, accuracy - accuracies[FOUND]
+        tested.update({key: accuracy.dropna().median(), f"{key}_change": change.dropna().median()})
+        tested.update({f"{key}_low": rates.min(), f"{key}_high": rates.max()})
         tested.update({f"{key}_n": n, f"{key}_end": "" if n else " or ".join(ends)})
     return tested
 
@@ -150,8 +152,8 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
     about = (
         "Searched by successive halving on a validation split, once for each of n seeds. Then one training each with "
         "the best rate, and with those to which the linear and the square-root rule scale the best rate at the "
-        "smallest batch: accuracy on the test set (change from the best rate, learning rate), medians over seeds. "
-        "Epochs: of all candidates."
+        "smallest batch: accuracy on the test set (change from the best rate, learning rate or range of those of the "
+        "seeds). Accuracies and changes are medians over seeds, each for itself. Epochs: of all candidates."
     )
     drawn = [
         block
@@ -167,12 +169,13 @@ def _rate(row: Any) -> str:
 
 
 def _rule(row: Any, name: str) -> str:
-    accuracy, change, rate, seeds = (getattr(row, name + end) for end in ("", "_change", "_lr", "_n"))
+    ends = ("", "_change", "_low", "_high", "_n", "_end")
+    accuracy, change, low, high, seeds, end = (getattr(row, name + suffix) for suffix in ends)
+    rates = f"lr {low:.3g}" + (f"–{high:.3g}" if low < high else "")
     if pd.isna(accuracy):
-        end = getattr(row, f"{name}_end")
-        return f"{end} (lr {rate:.3g})" if end else ""
+        return f"{end} ({rates})" if end else ""
     changed = f"{change:+.3f}, " if pd.notna(change) else ""
-    return f"{accuracy:.3f} ({changed}lr {rate:.3g})" + _only(seeds, row.n)
+    return f"{accuracy:.3f} ({changed}{rates})" + _only(seeds, row.n)
 
 
 def _only(seeds: int, n: int) -> str:

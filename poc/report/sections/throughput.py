@@ -38,8 +38,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         is_cifar = subject.dataset.startswith("cifar")
         recipe += f": {MAIN_RECIPE if is_cifar else 'SGD with momentum 0.9, default augmentation'}"
     about = (
-        f"{recipe[0].upper()}{recipe[1:]}. Each row has the learning rate with the highest accuracy. Samples/s "
-        "are of whole trainings where there are any, else of bursts; there n counts the repeats that are not "
+        f"{recipe[0].upper()}{recipe[1:]}. The learning rate is the one with the highest accuracy, if that is known. "
+        "Samples/s are of whole trainings where there are any, else of bursts; there n counts the repeats that are not "
         f"noisy; n of an accuracy counts its seeds. Accuracy after {MAIN_EPOCHS} epochs unless a cell says otherwise. "
         "$ per run: price of the whole instance for the wall time, with start and evaluations (published: "
         "for the epochs alone)."
