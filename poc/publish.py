@@ -18,7 +18,6 @@ from poc.records import journal, last_run
 from poc.records.record import SKIPPED, Record
 from poc.values import UserError, suggest
 
-MARK = "published.json"  # a file in every folder that was made here, which may therefore be replaced
 # Fields of a record whose texts are not the user's, and the machine's name, which the user chose to show.
 _PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", "run_id", "versions")
 # Absolute paths, except in folders that every machine has. The slashes of an address are none. A quoted path may have
@@ -101,7 +100,7 @@ def publish(
     chosen = [_scrubbed(record, scrub) for record in records if record.infrastructure == name]
     date = max(record.started for record in chosen)[:10]
     target = output / f"{journal.folder(output, name).name}_{date}"
-    if target.exists() and not (target / MARK).is_file():
+    if target.exists() and not (target / journal.MARK).is_file():
         raise UserError(f"publish: {target} exists and was not made by publish; move it, or give another --output")
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=f".{target.name}.") as scratch:
@@ -114,7 +113,7 @@ def publish(
             skipped = {scrub(reason): count for reason, count in last.skipped.items()}
             last_run.write(unfinished, dataclasses.replace(last, recipes=recipes, skipped=skipped))
         write_report(chosen, unfinished)
-        (unfinished / MARK).write_text(json.dumps({"machine": name, "date": date}) + "\n")
+        (unfinished / journal.MARK).write_text(json.dumps({"machine": name, "date": date}) + "\n")
         if target.exists():
             target.rename(Path(scratch) / "before")
         unfinished.rename(target)

@@ -41,6 +41,10 @@ class UserError(Exception):
     """A mistake in a recipe, an option or a file: one line with the field, the value and what is allowed."""
 
 
+class UnknownFieldError(UserError):
+    """A field that no configuration class of this version has."""
+
+
 def suggest(name: object, valid: Iterable[str]) -> str:
     """Return a hint such as "did you mean 'epochs'?", or the list of valid names if none is similar."""
     options = sorted(valid)
@@ -74,7 +78,7 @@ def user_error(cls: type[Any], error: pydantic.ValidationError, prefix: str = ""
         return UserError(f"{cls.__name__}: field {path!r} is missing")
     if first["type"] == _UNEXPECTED:
         hint = suggest(path, [declared.name for declared in dataclasses.fields(cls)])
-        return UserError(f"{cls.__name__}: no field {path!r}; {hint}")
+        return UnknownFieldError(f"{cls.__name__}: no field {path!r}; {hint}")
     of_field = [detail for detail in details if detail["loc"][:1] == first["loc"][:1]]
     return invalid(f"{prefix}{path.split('.')[0]}", first["input"], allowed(of_field))
 
@@ -150,6 +154,8 @@ def write_atomically(path: Path, text: str) -> None:
         # A text may have a file's name that is not UTF-8.
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(unfinished, 0o644)  # mkstemp lets only the owner read
         os.replace(unfinished, path)
     except BaseException:

@@ -182,6 +182,32 @@ def test_a_step_that_cannot_be_recorded_is_an_error_with_the_first_reason(ends_b
         train(opened(run, Broken), run)
 
 
+def test_a_model_that_replaces_a_buffer_in_each_step_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch import nn
+
+    from poc.frameworks.pytorch import session
+    from poc.frameworks.pytorch.networks import registered
+    from tests.torch_tape import Tape
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_mean", torch.zeros(()))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.running_mean = 0.9 * self.running_mean + 0.1 * images.detach().mean()
+            return images - self.running_mean
+
+    def centred(*arguments: Any, **options: Any) -> nn.Module:
+        return nn.Sequential(Centred(), registered(*arguments, **options))
+
+    monkeypatch.setattr(session, "registered", centred)
+    run = run_of()
+    with pytest.raises(RuntimeError, match=r"graphs=False .*0\.running_mean"):
+        train(opened(run, Tape), run)
+
+
 @pytest.mark.parametrize(
     "fields", [{"devices": 2, "emulated": True}, {"optimizer": TorchOptimizer("Adafactor", eps=(None, 1e-3))}], ids=str
 )

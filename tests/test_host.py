@@ -65,7 +65,7 @@ def test_a_divided_card_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -
     assert hardware.gpu_problem() == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77")
     assert (hardware.detect().gpus, "MIG-5d5ba0d6" in hardware.gpu_problem()) == ((), True)
-    for setting, is_problem in (("GPU-9", True), ("8", True), ("-1", False), ("", False)):
+    for setting, is_problem in (("GPU-9", True), ("8", True), ("all", True), ("-1", False), ("", False)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
         assert (hardware.detect().gpus, bool(hardware.gpu_problem())) == ((), is_problem)
 

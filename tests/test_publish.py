@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from poc.cli import main
-from poc.publish import MARK, publish, scrubber
+from poc.publish import publish, scrubber
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
@@ -104,7 +104,7 @@ def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(str(target))):
         publish(tmp_path / "results", tmp_path, write_pages)
     assert (target / "mine").read_text() == "precious"
-    (target / MARK).write_text(json.dumps({"machine": "test machine"}))
+    (target / journal.MARK).write_text(json.dumps({"machine": "test machine"}))
     publish(tmp_path / "results", tmp_path, write_pages)
     assert not (target / "mine").exists()
     assert len(journal.read(journal.paths(target))) == 1
@@ -142,7 +142,7 @@ def test_the_command_makes_a_folder_whose_links_stay_inside(
     }
     assert len(targets) > 3
     assert all(target.exists() and folder in target.parents for target in targets)
-    assert {"rows.csv", "explorer.html", "results.md", MARK} <= {path.name for path in folder.iterdir()}
+    assert {"rows.csv", "explorer.html", "results.md", journal.MARK} <= {path.name for path in folder.iterdir()}
     assert not any(USER in path.read_text() for path in folder.rglob("*") if path.is_file())
     # A published folder is a folder of results itself, and is replaced.
     assert main(["show", record_of().run.id, "--results", str(folder)]) == 0

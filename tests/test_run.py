@@ -133,7 +133,7 @@ TWO_DEVICES = {"devices": 2, "detail": 3}
         ("crash", TWO_WORKERS, COMPLETED),
         ("peak", TWO_WORKERS, COMPLETED),
         ("apart", TWO_DEVICES, COMPLETED),
-        ("sum", TWO_DEVICES, FAILED),
+        *(("sum", fields, FAILED) for fields in ({"devices": 2}, {**TWO_WORKERS, "detail": 3})),
         ("12", {**TWO_WORKERS, "restarts": 2}, OUT_OF_MEMORY),
     ],
 )

@@ -184,6 +184,15 @@ def test_a_record_counts_on_its_own_images(
     assert bool(sweep.pending(sweep.items)) != counts
 
 
+def test_a_burst_that_was_resumed_without_time_for_a_window_is_repeated(tmp_path: Path) -> None:
+    resumed = [{"step": 8, "why": "the run was interrupted", "at": 1e6}]  # after all windows
+    for evaluate, again in ((False, True), (True, False)):
+        burst = record_of(infrastructure="here", **REAL, run={"evaluate": evaluate}, resumed=resumed)
+        recorded(tmp_path / str(evaluate), burst)
+        sweep = sweep_of(tmp_path / str(evaluate), ("r", [Planned(run=burst.run)]), images=SAME)
+        assert bool(sweep.pending(sweep.items)) == again
+
+
 @pytest.mark.parametrize("change", [{"cores": MACHINE.cores + 1}, {"cpu": "Another CPU"}, {"hosts": 2}])
 def test_a_record_of_other_hardware_with_the_machine_s_name_does_not_count(change: Any, tmp_path: Path) -> None:
     record = record_of(**REAL, infrastructure="here")

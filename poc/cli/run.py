@@ -78,7 +78,7 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     plans = options.plans(machine)
     if options.checkpoints:
         _check_writable(options.checkpoints)
-    sweep_options = _sweep_options(options, started, [name for name, _ in plans])
+    sweep_options = _sweep_options(options, started, [recipe for recipe, _ in plans], name)
     sweep = Sweep(plans, options.results, context, **sweep_options)
     failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
     if options.again:
@@ -134,10 +134,19 @@ def _request(options: Options, sweeps: Sequence[Sweep], started: str) -> LastRun
     )
 
 
-def _sweep_options(options: Options, started: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a sweep of the recipes `names`; it continues an unfinished --again of just these."""
+def _sweep_options(options: Options, started: str, names: Sequence[str], machine: str = "") -> dict[str, Any]:
+    """Return the options of a sweep of the recipes `names`; it continues an unfinished --again of just these.
+
+    Without the name of a `machine` it may have been on any.
+    """
     since, last = started if options.again else "", last_run.read(options.results)
-    if since and last and last.again_since and {*last.recipes} == {*(options.recipes or names)}:
+    if (
+        since
+        and last
+        and last.again_since
+        and last.machine in (machine or last.machine,)
+        and {*last.recipes} == {*(options.recipes or names)}
+    ):
         since = last.again_since
         print(f"--again: continuing that of {since[:16]} UTC; a start without --again ends it", file=sys.stderr)
     return {"detail": step_profile.ROUNDS if options.detail else 0, "since": since, "verbose": options.verbose}

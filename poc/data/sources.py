@@ -190,7 +190,8 @@ def _locked(cache: Path) -> Iterator[None]:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with open(cache / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
         raise UserError(

@@ -96,8 +96,6 @@ class Session(abc.ABC):
         """Mean of the pixels, (1, 3, 1, 1), in 0..255."""
         self._input_scale: Any = scale if scale.size == 3 else run.normalisation[1]
         """Multiplied with the pixels less their mean, (1, 3, 1, 1) or a number; 1 if a batch norm on the input does."""
-        self._batch_stats: list[Any] = []
-        """Arrays of batch statistics on the first device of this process."""
         self._losses: dict[int, Scalar] = {}
         """Summed loss of each device's samples since the last `drain`."""
         self._samples = 0
@@ -139,7 +137,7 @@ class Session(abc.ABC):
         """
         squares: list[Scalar] = []
         emulated, last = self._run.devices if self._run.emulated else 1, len(placed.uploaded) - 1
-        averaged = self._batch_stats if emulated > 1 else []
+        averaged = self._batch_stats() if emulated > 1 else []
         for number in range(len(placed.uploaded)):
             if number % emulated == 0:
                 start = [values + 0 for values in averaged]  # copies, in any framework
@@ -379,6 +377,10 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def _squared_norm(self, device: int) -> Scalar:
         """Return the sum of squares of all gradients on a device of this process."""
+
+    def _batch_stats(self) -> list[Any]:
+        """Return the arrays of batch statistics on the first device of this process."""
+        return []
 
     def _sync_batch_stats(self) -> None:  # noqa: B027
         """Give all devices of all workers the mean of their batch statistics."""

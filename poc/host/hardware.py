@@ -91,7 +91,7 @@ def detect() -> Hardware:
 
 def gpu_problem() -> str:
     """Return why a GPU of this machine cannot be used, in one line; empty if there is none, or the user hides them."""
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     if setting in ("", "-1", "NoDevFiles"):
         return ""
     if instances := re.findall(r"MIG-[^\s,]*", setting):
@@ -104,7 +104,7 @@ def gpu_problem() -> str:
         if nvml.query("nvmlDeviceGetCount"):
             if nvml.visible_gpus():
                 return _cuda_problem()
-            is_unknown = re.match(r"GPU-|\d", setting)
+            is_unknown = re.match(r"GPU-|\d|all$", setting)  # "all" is Docker's word, CUDA has none for it
             return f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine" if is_unknown else ""
         why = f"driver {nvml.query('nvmlSystemGetDriverVersion')} does not support it"
     except nvml.NoAnswerError as error:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from poc.records.record import SCHEMA, Record
-from poc.values import UserError
+from poc.values import UnknownFieldError, UserError
 
 FILE = "journal.jsonl"
+MARK = "published.json"  # a file in every folder that `poc publish` made, which may therefore be replaced
 TRACES = "traces"  # folder beside a journal, with traces whose names start with the ids of their runs
 
 # Names of machines that are folder names, too; not those of files in the folder of results.
@@ -41,7 +42,7 @@ def paths(results: Path) -> list[Path]:
 def check_folder(results: Path) -> None:
     """Raise UserError if `results` is a folder without results that has files which their pages might replace."""
     files = sorted(path.name for pattern in ("*.md", "*.csv", "*.html", "figures") for path in results.glob(pattern))
-    has_results = any(results.glob("*/*.jsonl"))
+    has_results = bool(paths(results))
     if "results.md" in files:
         has_results |= "](rows.csv)" in (results / "results.md").read_text(encoding="utf-8", errors="replace")
     if files and not has_results:
@@ -55,7 +56,8 @@ def misplaced(results: Path) -> list[str]:
     """
     if (results / FILE).exists() and not paths(results):
         raise UserError(f"--results: {results} has no MACHINE/{FILE}, but {FILE}; use --results {results.parent}")
-    strays = [*results.glob(FILE), *sorted(results.glob(f"*/*/{FILE}"))]
+    deeper = [path for path in sorted(results.glob(f"*/*/{FILE}")) if not (path.parents[1] / MARK).exists()]
+    strays = [*results.glob(FILE), *deeper]
     return [f"journal: {path} is not read; move it to {results / 'MACHINE' / FILE}" for path in strays]
 
 
@@ -121,8 +123,8 @@ def append(path: Path, record: Record) -> None:
 def read(paths: Iterable[Path]) -> list[Record]:
     """Read the records of all journals in the order written, each once; a missing file has none.
 
-    A damaged line is left out and reported on stderr. Raises UserError for a record of another schema, and if a journal
-    cannot be read.
+    A damaged line is left out and reported on stderr. Raises UserError for a record of another schema or with settings
+    that are unknown here, whose run would be done again, and if a journal cannot be read.
     """
     records: dict[bytes, Record] = {}
     for path in filter(Path.exists, paths):
@@ -137,6 +139,8 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 fields = json.loads(line, parse_float=_finite, parse_constant=_finite)
                 schema = fields["schema"]
                 record = Record.from_json(fields) if schema == SCHEMA else None
+            except UnknownFieldError as error:
+                raise UserError(f"{path}: line {number} is of a newer version of this project ({error})") from None
             except (LookupError, RecursionError, TypeError, ValueError, UserError) as error:
                 print(f"{path}: line {number} is left out: {error}", file=sys.stderr)
                 continue

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-_RESULTS = ("results", "results.md", "reference")
-
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, NumPy and the operating system."""
@@ -28,14 +26,15 @@ def commit() -> str:
     git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
     environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
-    code = [":/", *(f":(exclude,top){name}" for name in _RESULTS)]  # results change with every run
     # An editor's lock is a link to nowhere.
     sources = [path for path in sorted(file.parents[1].rglob("*.py")) if path.is_file()]
     hashed = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
         head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], **options).returncode
+        changed = subprocess.run(
+            [*git, "diff", "--quiet", "HEAD", "--", f":/{file.parents[1].name}"], **options
+        ).returncode
     except (OSError, subprocess.CalledProcessError):
         return f"unknown-{hashed}"
     return head.stdout[:12] + (f"-dirty-{hashed}" if changed else "")

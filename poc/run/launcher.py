@@ -62,8 +62,10 @@ class RunContext:
 
     def conditions_of(self, run: Run) -> dict[str, Any]:
         """Return what must be the same for `run` to continue from a checkpoint."""
+        software = self.software_of(run.framework)
         return {
-            **self.software_of(run.framework),
+            **software,
+            "versions": {name: version for name, version in software["versions"].items() if name != "system"},
             "machine": self.machine.describe(),
             "images": list(self.images_of(run)),
             "workers_here": run.workers // (self.machine.hosts if run.workers > 1 else 1),

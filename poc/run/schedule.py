@@ -13,6 +13,7 @@ from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.plan import Planned, estimate
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record, last_result
+from poc.records.timing import throughput
 from poc.run import checkpoint
 from poc.run.launcher import RunContext
 from poc.run.loop import CHECKPOINT_SECONDS
@@ -70,8 +71,16 @@ class DoneRepeats:
         return [record for record in self._records[run.id] if any_images or record.data_id == planned]
 
     def _outcomes(self, run: Run) -> list[str]:
-        """Return the outcomes of the repeats of a run; one that failed or was skipped does not count."""
-        return [record.outcome for record in self._of(run) if record.outcome in SETTLED]
+        """Return the outcomes of the repeats of a run; one that failed or was skipped does not count.
+
+        Nor does a burst that was resumed too near its end to be timed.
+        """
+        return [
+            record.outcome
+            for record in self._of(run)
+            if record.outcome in SETTLED
+            and not (record.resumed and not run.evaluate and throughput(record.timed) is None)
+        ]
 
     def result(self, run: Run) -> Result | None:
         """Return the result of a candidate of a search, in which a failure is one, too; None if there is none."""

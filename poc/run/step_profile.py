@@ -26,6 +26,13 @@ def steps_of(rounds: int) -> int:
     return rounds * 2 * _WINDOW_STEPS
 
 
+def check_sums(session: Session) -> None:
+    """Raise WrongSumError if the gradient synchronisation does not give the sum of all devices' gradients."""
+    if session.sync_is_correct() is False:
+        hint = "; if they are GPUs, export MXNET_ENABLE_GPU_P2P=0 or NCCL_P2P_DISABLE=1"
+        raise WrongSumError(f"the gradient synchronisation does not give the sum of all devices' gradients{hint}")
+
+
 def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -> Breakdown:
     """Measure the parts of a step in alternating windows, after which the replicas no longer agree.
 
@@ -35,8 +42,7 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
     define it.
     """
     synchronises = run.synchronises and not isinstance(run.kvstore, NoSync)
-    if session.sync_is_correct() is False:
-        raise WrongSumError("the gradient synchronisation does not give the sum of all devices' gradients")
+    check_sums(session)
     _, *measured = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
     step, independent, barrier, sync, data_wait, issue = map(statistics.median, zip(*measured))
     bus_bytes = session.gradient_bytes * 2 * (run.devices - 1) / run.devices

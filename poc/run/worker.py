@@ -79,7 +79,9 @@ class Worker:
             end = self._train()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the parent
-            self._emit("end", end := self._end(FAILED, INTERRUPTED))
+            end = self._events[-1] if self._events else {}
+            if end.get("event") != "end":  # else it came after that
+                self._emit("end", end := self._end(FAILED, INTERRUPTED))
         except Exception as error:  # whatever it is, it belongs in the record
             memory = frameworks.load(self.run.framework).is_out_of_memory(error)
             place = last_line(error, Path(self.run.model_folder)) if self.run.model_folder else ""
@@ -205,6 +207,8 @@ class Worker:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
         session.barrier()
+        if self.run.devices > self.run.workers and not self.run.emulated:  # PyTorch's NCCL reports such a fault itself
+            step_profile.check_sums(session)  # some machines copy zeros from one GPU to another, without an error
         return session
 
     def _emit(self, name: str, fields: Any) -> None:

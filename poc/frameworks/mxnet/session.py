@@ -107,7 +107,6 @@ class MXNetSession(Session):
         """Flatten the parameters into buffers, and join the devices by a kvstore."""
         run = self._run
         self._buffers, self._statistics_buffers = flatten(self._trained), flatten(self._statistics)
-        self._batch_stats = [buffer.values[0] for buffer in self._statistics_buffers]
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
             self._loss_scale = LossScale(mx.nd.full(1, LossScale.START, ctx=self._contexts[0]))
@@ -340,6 +339,9 @@ class MXNetSession(Session):
         image, row, column = crop_indices([self._array(numbers, context) for numbers in crops], along)
         pixels = (image * self._height + row) * self._width + column
         return self._images[device].take(pixels).transpose((0, 3, 1, 2))
+
+    def _batch_stats(self) -> list[Any]:
+        return [buffer.values[0] for buffer in self._statistics_buffers]
 
     def _sync_batch_stats(self) -> None:
         """Average the devices' batch statistics, as MXNet's Module does, and copy all to the evaluating network."""

@@ -88,6 +88,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Iter
         # Beside a GPU a copy to pinned memory would start threads of its own, which then spin.
         **(_KEEP_MEMORY if run.kind == "cpu" else {"OMP_NUM_THREADS": "1"}),
         **({"NVIDIA_TF32_OVERRIDE": "0"} if run.dtype != "tf32" else {}),  # whatever the user's is
+        # Between GPUs without peer access the default fails with drivers from CUDA 12.6 on (NVIDIA/nccl#1838).
+        "NCCL_CUMEM_HOST_ENABLE": os.environ.get("NCCL_CUMEM_HOST_ENABLE", "0"),
         "KINETO_LOG_LEVEL": "99",  # PyTorch's profiler prints its start and end, and on a CPU that there is no GPU
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": processes.free_port(hosts[0]),

@@ -63,8 +63,6 @@ class TorchSession(Session):
         if isinstance(self._scale, np.ndarray):
             self._scale = torch.from_numpy(self._scale).to(self._device)
         self._trained = [parameter for parameter in self._net.parameters() if parameter.requires_grad]
-        statistics = ("running_mean", "running_var")
-        self._batch_stats = [buffer for name, buffer in self._net.named_buffers() if name.endswith(statistics)]
         self._has_dropout = run.has_own_model or any(isinstance(layer, nn.Dropout) for layer in self._net.modules())
         self.parameters = sum(parameter.numel() for parameter in self._trained)
         self._loss = torch.zeros((), device=self._device)
@@ -146,9 +144,12 @@ class TorchSession(Session):
             return
 
         def work(uploaded: graphs.Batch) -> None:
-            recorded_batch = dataclasses.replace(placed, uploaded=uploaded, prepared={})
+            recorded_batch, before = dataclasses.replace(placed, uploaded=uploaded, prepared={}), self._addresses()
             self._accumulate(recorded_batch, sync=sync, norms=False)
             self._update()
+            if replaced := [name for name, address in self._addresses().items() if before.get(name) != address]:
+                # Each replay would start from the tensor before the recording.
+                raise ValueError(f"the model replaces {replaced[0]} in each step; change it in place: copy_()")
 
         self._seed_step()
         optimizers.set_learning_rate(self._optimizer, learning_rate)
@@ -157,6 +158,11 @@ class TorchSession(Session):
         self._replays.run(kind, placed.uploaded, work)
         self._step += 1
         self._samples += len(batch)
+
+    def _addresses(self) -> dict[str, int]:
+        """Return where the parameters and buffers of the model are."""
+        tensors = itertools.chain(self._net.named_parameters(), self._net.named_buffers())
+        return {name: tensor.data_ptr() for name, tensor in tensors}
 
     def _has_recorded_like(self, kind: tuple[Any, ...]) -> bool:
         """Return whether a step is recorded that differs from this kind in the synchronisation alone.
@@ -319,10 +325,14 @@ class TorchSession(Session):
     def _seed_dropout(self, seed: int) -> None:
         torch.manual_seed(seed)
 
+    def _batch_stats(self) -> list[torch.Tensor]:
+        names = ("running_mean", "running_var")  # each time anew: a model of the user's may replace them
+        return [buffer for name, buffer in self._net.named_buffers() if name.endswith(names)]
+
     def _sync_batch_stats(self) -> None:
-        if self._run.workers > 1 and self._run.kvstore.sums and self._batch_stats:
-            _all_reduce(self._batch_stats)
-            torch._foreach_div_(self._batch_stats, self._run.workers)
+        if self._run.workers > 1 and self._run.kvstore.sums and (statistics := self._batch_stats()):
+            _all_reduce(statistics)
+            torch._foreach_div_(statistics, self._run.workers)
 
     @torch.no_grad()
     def _correct_and_loss(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
