@@ -1,6 +1,5 @@
 """Marks of tests that need an extra. The reason for skipping says how to install it."""
 
-import shutil
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +14,6 @@ def _needs(module: str, name: str, option: str) -> pytest.MarkDecorator:
 needs_torch = _needs("torch", "PyTorch", "--torch")
 needs_horovod = _needs("horovod", "Horovod", "--horovod")
 needs_ray = _needs("ray", "Ray", "--ray")
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed: sudo apt-get install g++")
 
 
 def of_torch(test: Any) -> Any:

@@ -231,20 +231,9 @@ def wrong_sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     return {"right": np.array([before, after]), "sent": np.array(sent), "interfaces": np.array(interfaces)}
 
 
-def peaks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
-    """Return peak and reserved bytes of a device after 100 MB that are freed, and after a reset and a step."""
-    sys.modules["torch"].empty(25_000_000, device=session._device)
-    seen = [[session.peak_device_bytes(), session.reserved_device_bytes()]]
-    sys.modules["torch"].cuda.empty_cache()
-    session.reset_peak_memory()
-    session.step(next(batches(run, worker)), run.learning_rate)
-    session.drain()
-    return {"bytes": np.array([*seen, [session.peak_device_bytes(), session.reserved_device_bytes()]])}
-
-
 TASKS = {
     task.__name__: task
-    for task in (replayed, never_replayed, trained, gradients, placed_ahead, clocks, sums, counted, wrong_sums, peaks)
+    for task in (replayed, never_replayed, trained, gradients, placed_ahead, clocks, sums, counted, wrong_sums)
 }
 
 

@@ -1,4 +1,4 @@
-"""The first minutes on a GPU: whether each option trains as on the CPU, and what a step of PyTorch costs.
+"""The first minutes on a GPU: whether each option trains as on the CPU.
 
 .venv/bin/python -m tests.gpu          less than ten minutes
 .venv/bin/python -m tests.gpu --cpu    the same in tiny sizes, without a GPU
@@ -15,14 +15,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from tabulate import tabulate
 
 from poc import CIFAR10, SGD, AdamW, Fixed, Muon, Synthetic, TorchOptimizer, frameworks
 from poc.config.run import Run
 from poc.frameworks import Session
 from poc.host import hardware, processes
-from poc.run import step_profile
-from tests.framework_worker import Arrays, batches, planned, trained
+from tests.framework_worker import Arrays, planned, trained
 
 STEPS = 6  # more than those before one is recorded; still more would amplify the rounding of sums in another order
 RATE = Fixed(base=0.002, decay="linear")
@@ -56,11 +54,6 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"model": DROPOUT},
 )
 TOLERANCES = {"float32": 0.05, "tf32": 0.2, "float16": 0.2, "bfloat16": 0.6}
-COUNTED: tuple[dict[str, Any], ...] = (
-    {"model": "cifar_resnet50_v2"},
-    {"model": "cifar_resnet50_v2", "dtype": "bfloat16"},
-    {"model": "cifar_airbench94", "dtype": "bfloat16", "optimizer": Muon(lr=0.02, unit_weights=True)},
-)
 
 
 def with_dropout(classes: int) -> Any:
@@ -146,30 +139,6 @@ def check(framework: str, kind: str, factor: float, only: str, tf32: bool | None
     return all_right
 
 
-def count(kind: str) -> None:
-    """Print the operators of a step of PyTorch, and the time of a step and of its enqueueing, by graphs and without."""
-    from tests.torch_tape import of_a_step
-
-    rows, batch = [], 128 if kind == "gpu" else 4
-    images = Synthetic(size=32, crop=32, train=640, validation=70, fixed=True)
-    for fields in COUNTED:
-        run, _ = run_of("pytorch", kind, **fields, data=images, batch_per_device=batch)
-        if reason := frameworks.unsupported_reason(run, hardware.detect()):
-            print(f"  {run.model}, {run.dtype}: skipped, {reason}")
-            continue
-        passes, update = of_a_step(frameworks.open_session(run), *batches(run, steps=2))
-        cells = [run.model, run.dtype, batch, passes.counts.total(), update.counts.total()]
-        for graphs in (True, False):
-            rounds = step_profile.ROUNDS if kind == "gpu" else 2
-            run = dataclasses.replace(run, graphs=graphs)
-            feed = batches(run, steps=step_profile.steps_of(rounds))
-            times = step_profile.measure(opened(run), feed, run, rounds)
-            cells += [1e3 * times.whole_step_seconds, 1e3 * (times.issue_seconds or 0.0)]
-        rows.append(cells)
-    headers = ["model", "precision", "batch", "operators: passes", "update", "step (ms)", "enqueue (ms)"]
-    print(tabulate(rows, headers=[*headers, "step, eager (ms)", "enqueue, eager (ms)"], floatfmt=".3g"), flush=True)
-
-
 def work(task: dict[str, Any]) -> int:
     """Check one framework, in a process of that framework's environment; return the exit code."""
     print(f"{task['framework']}: largest relative difference from the CPU in float32", flush=True)
@@ -181,8 +150,6 @@ def work(task: dict[str, Any]) -> int:
                     mock.patch(f"torch.optim.{name}._get_capturable_supported_devices", return_value=["cpu"])
                 )
         all_right = check(**task)
-        if task["framework"] == "pytorch" and not task["only"] and not task["tf32"]:
-            count(task["kind"])
     return int(not all_right)
 
 

@@ -1,38 +1,31 @@
 """Plausible journals of simulated machines, to make pages of them before somebody pays for one.
 
-    .venv/bin/python -m tests.simulated "8 A100" [--content NAME] [--results DIR]
-
-The journal and all pages are written to DIR. Recipes, plan, sweep, records and journal are the real ones; only the
-training is simulated. THE NUMBERS ARE INVENTED: never publish one.
+Recipes, plan, sweep, records and journal are the real ones; only the training is simulated. THE NUMBERS ARE INVENTED:
+never publish one.
 
 Speed: a step takes 4 ms, the arithmetic of its samples at `_REACHED` of the device's peak, and the time in which an
 all-reduce carries the gradients; up to 1% of noise per run and per window. Accuracy: falls by 0.02 with each doubling
 of the global batch, and where the learning rate is not 0.05 per 128 samples.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import datetime
-import io
 import math
 import random
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
 from unittest import mock
 
-from poc import CIFAR10, Fixed, Linear, Muon, Recipe, Search, config, frameworks, published, report
+from poc import CIFAR10, Fixed, Linear, Muon, Recipe, Search, config, frameworks
 from poc.config.run import Run
 from poc.frameworks import builds, pytorch
 from poc.host.hardware import GPU, Hardware
 from poc.host.monitor import DeviceUse, Monitored
 from poc.plan import plan
-from poc.published import prices
-from poc.records.noise import Norms
 from poc.records.record import (
     COMPLETED,
     DIVERGED,
@@ -200,7 +193,7 @@ class Trainer:
             return compute, 0.0
         slower = {"local": 3.0, "horovod": 1.5}.get(run.kvstore.name, 1.0)
         moved = 4 * network.cost.parameters * 2 * (run.devices - 1) / run.devices
-        return compute * (1 + run.straggler), 0.0005 * math.log2(run.devices) + slower * moved / self._link
+        return compute, 0.0005 * math.log2(run.devices) + slower * moved / self._link
 
     def _noise(self, deviation: float) -> float:
         return 1 + max(-3 * deviation, min(3 * deviation, self._random.gauss(0, deviation)))
@@ -233,8 +226,6 @@ class Trainer:
                 )
                 parts["evaluate"] += seconds
                 at += seconds
-                if run.target_accuracy and accuracy >= run.target_accuracy:
-                    break
         stats = SyncStats(staleness={"1": done}, stale_wait_seconds=1) if run.kvstore.name == "ssp" else None
         ended = outcome in (COMPLETED, DIVERGED) or (outcome == FAILED and windows)
         used = int(self._memory(run))
@@ -253,7 +244,6 @@ class Trainer:
                 peak_flops=peak if outcome == COMPLETED else None,
                 sync_stats=stats,
                 detail=self._breakdown(run, compute, synchronise) if detail and outcome == COMPLETED else None,
-                norms=self._norms(run, done),
             )
             for _ in range(run.workers)
         ]
@@ -271,19 +261,6 @@ class Trainer:
         last = max(0.15, last) * min(1.0, 0.7 + run.epochs / 40)
         grown = last - (last - 0.1) * math.exp(-4 * epoch / run.epochs)
         return min(0.99, max(0.1, grown * self._noise(0.01)))
-
-    def _norms(self, run: Run, done: int) -> tuple[Norms, ...]:
-        """Return squared gradient norms for a gradient noise scale of 1,000 samples."""
-        if not run.gradient_noise:
-            return ()
-        return tuple(
-            Norms(
-                step=step,
-                small=(1 + 1000 / run.batch_per_device) * self._noise(0.05),
-                large=(1 + 1000 / run.global_batch) * self._noise(0.05),
-            )
-            for step in range(0, done, run.gradient_noise)
-        )
 
     def _breakdown(self, run: Run, compute: float, synchronise: float) -> Breakdown:
         several = run.synchronises and run.kvstore.name != "none"
@@ -381,7 +358,6 @@ CONTENTS: dict[str, Content] = {
     "failures": Content(_core, fate=goes_wrong, named=False),
     "nothing": Content(_core, fate=never_works, named=False),
 }
-"""The first is the default."""
 
 
 def write_journal(name: str, content: str, results: Path) -> Path:
@@ -407,27 +383,3 @@ def write_journal(name: str, content: str, results: Path) -> Path:
             for item in sweep.items:
                 sweep.do(item, trainer)
     return sweep.path
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a journal and its pages."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulated", description=__doc__.splitlines()[0])
-    parser.add_argument("machine", choices=MACHINES)
-    parser.add_argument("--content", choices=CONTENTS, default=next(iter(CONTENTS)))
-    parser.add_argument("--results", type=Path, default=None, metavar="DIR", help="default: a temporary folder")
-    options = parser.parse_args(arguments)
-    results = (options.results or Path(tempfile.mkdtemp(prefix="simulated-"))).absolute()
-    if {HOME / "results", HOME / "reference"} & {results, *results.parents}:
-        parser.error("--results: simulated journals never go to results/ or reference/; name another folder")
-    with contextlib.redirect_stderr(io.StringIO()):
-        path = write_journal(options.machine, options.content, results)
-    print(path)
-    from poc.records import journal
-
-    records = journal.read(journal.paths(results))
-    report.write(records, published.load(), page=results / "results.md", folder=results, prices=prices.load({}))
-    print(results / "results.md")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from poc import Recipe, Synthetic
 from poc.cli import advise, main
 from poc.cli.advise import Estimate
 from poc.config import Setting, load
@@ -18,7 +17,7 @@ from poc.published.prices import Price
 from poc.records import journal
 from poc.records.row import Row
 from poc.values import UserError
-from tests.builders import MACHINE, SMALL, recipe_file, record_of
+from tests.builders import MACHINE, recipe_file, record_of
 from tests.launch import HOME
 from tools import fit_scaling
 from tools.fit_scaling import Pair
@@ -140,20 +139,6 @@ def test_an_own_model_is_found_beside_the_recipe(tmp_path: Path) -> None:
     setting = advise.first_setting(load(path), MACHINE)
     (planned,) = advise.plan_probes(path, setting, MACHINE)
     assert (planned.run.model_folder, planned.skip) == (str(tmp_path.resolve()), "")
-
-
-def test_a_probe_on_gpus_has_several_windows(simulate: Any) -> None:
-    machine = simulate("1 H100")
-    setting = advise.first_setting(Recipe(model="cifar_resnet20_v2", kind="gpu"), machine)
-    (planned,) = advise.plan_probes(Path("mine.py"), setting, machine, steps=40)
-    assert (planned.run.steps, planned.run.seconds) == (1000, 10.0)
-
-
-def test_a_batch_that_fits_one_device_only_needs_no_probe_on_two() -> None:
-    data = Synthetic(size=32, crop=32, train=40, validation=10)
-    setting = advise.first_setting(Recipe(**{**SMALL, "data": data, "batch_per_device": 32}), MACHINE)
-    (planned,) = advise.plan_probes(Path("x.py"), setting, MACHINE)
-    assert planned.run.global_batch == 32
 
 
 @pytest.mark.slow

@@ -22,14 +22,6 @@ def write(folder: Path, *steps: int, worker: int = 0, **conditions: str) -> None
         checkpoint.write(folder, worker, of(step, **conditions))
 
 
-def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
-    write(tmp_path / "new", 20, worker=3)
-    read = checkpoint.read(tmp_path / "new", 3, 20)
-    assert (read.step, read.story) == (20, of(20).story)
-    np.testing.assert_equal(read.arrays, of(20).arrays)
-    assert [array.dtype for array in read.arrays.values()] == [array.dtype for array in of(20).arrays.values()]
-
-
 def test_each_worker_keeps_two_steps_of_the_same_conditions(tmp_path: Path) -> None:
     write(tmp_path, 90, 100, machine="another")
     assert checkpoint.steps(tmp_path, [0], HERE) == []

@@ -335,14 +335,6 @@ def test_warm_up_ends_where_the_rate_is_stable(rates: list[float], dropped: int)
     assert timing.warmup([window(rate) for rate in rates]) == dropped
 
 
-def test_spread_is_the_scaled_median_deviation() -> None:
-    throughput = timing.throughput([window(100)] + [window(rate) for rate in (98, 99, 100, 101, 104)])
-    assert throughput.median == pytest.approx(100)
-    assert throughput.spread == pytest.approx(1.4826)
-    assert (throughput.windows, throughput.dropped) == (5, 1)
-    assert timing.throughput([]) is None
-
-
 def test_time_is_stolen_from_the_cores_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A virtual machine with two cores, in ticks of 10 ms.
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))

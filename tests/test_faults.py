@@ -200,9 +200,8 @@ def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path)
 
 
 @survives("a loss that explodes")
-@pytest.mark.parametrize("evaluate", [True, False])
-def test_a_divergence_in_the_last_update_is_found(tmp_path: Path, evaluate: bool) -> None:
-    record = executed(tmp_path, **GLUON, steps=1, epochs=None, lr=1e9, evaluate=evaluate)
+def test_a_divergence_in_the_last_update_is_found(tmp_path: Path) -> None:
+    record = executed(tmp_path, **GLUON, steps=1, epochs=None, lr=1e9, evaluate=False)
     assert record.outcome == DIVERGED
     assert record.windows[-1].loss < 100  # before the update
 

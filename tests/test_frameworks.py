@@ -6,7 +6,6 @@ Each check runs for every installed framework and every way to train that it sup
 import contextlib
 import dataclasses
 import functools
-import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -117,15 +116,6 @@ def test_frameworks_are_folders_here_and_in_poc_frameworks(tmp_path: Path) -> No
     assert "my_own" in python(script, POC_FRAMEWORKS=folders[0]).stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", [name for name in INSTALLED if name != "reference"])
-def test_a_framework_has_a_builder_for_each_network_that_it_claims(framework: str) -> None:
-    module: Any = frameworks.load(framework)
-    module.open_session(planned(framework).run)  # imports it
-    networks = importlib.import_module(f"{module.__name__}.networks")
-    assert set(networks.BUILDERS) == set(module.NETWORKS)
-
-
 @pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize(
     ("framework", "fields", "word"),
@@ -187,10 +177,9 @@ def test_a_precision_that_a_card_only_emulates_is_refused(
 
 
 @on_each(*({"batch_per_device": 64, "steps": 12, "lr": 0.02, **fields} for fields in OPTIMIZERS), one_process=True)
-def test_steps_lower_the_loss_and_the_seed_determines_everything(run: Run) -> None:
-    first, again = results(run), trained(frameworks.open_session(run), run)
+def test_steps_lower_the_loss_and_change_all_parameters_from_those_of_the_seed(run: Run) -> None:
+    first = results(run)
     assert first["losses"][1] < first["losses"][0]
-    assert all(np.array_equal(first[name], again[name]) for name in first)
     constant = [name for name, array in start(first).items() if np.array_equal(first[name], array)]
     # The gammas of the study's input batch norm are fixed at 1.
     assert constant in ([], ["parameter/features.0.gamma/0"], ["parameter/input_norm.weight"])
@@ -320,12 +309,10 @@ def test_an_evaluation_does_not_depend_on_the_size_of_its_batches(run: Run) -> N
 
 @on_each({}, {"devices": 2}, one_process=True)
 def test_batches_placed_ahead_by_a_thread_train_to_the_same_bits(run: Run) -> None:
-    session = frameworks.open_session(run)
-    with data.prefetch(map(session.place, batches(run)), depth=2) as placed:
-        for step, batch in enumerate(placed):
-            session.step(batch, run.rate(step))
-    seen, expected = parameters(session), results(run)  # which averages the devices' statistics at its end
-    assert all(np.array_equal(array, expected[name]) for name, array in seen.items() if "running" not in name)
+    seen = framework_worker.placed_ahead(frameworks.open_session(run), run, 0, Path())
+    expected = results(run)  # which averages the devices' statistics at its end
+    names = [name for name in seen if name.startswith("parameter/") and "running" not in name]
+    assert all(np.array_equal(seen[name], expected[name]) for name in names)
 
 
 @on_each(

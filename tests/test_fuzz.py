@@ -1,12 +1,10 @@
 """Fuzzed input: a message of one line or a result, never another exception, and never a wait."""
 
-import contextlib
 import dataclasses
 import gzip
 import json
 import math
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,10 +166,8 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     arguments: list[str], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Nothing is run: what would be is stopped before.
-    with (
-        pytest.MonkeyPatch.context() as patched,
-        contextlib.chdir(tmp_path_factory.getbasetemp()) if sys.version_info >= (3, 11) else contextlib.nullcontext(),
-    ):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(tmp_path_factory.getbasetemp())
         for name in ("run.run_sweep", "run.write_report", "doctor.doctor", "look.write_report", "advise.write_report"):
             patched.setattr(f"poc.cli.{name}", lambda *_, **__: 0)
         patched.setattr("poc.cli.advise.execute", stopped)

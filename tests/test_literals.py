@@ -22,7 +22,6 @@ def ids(recipe: Recipe, *, quick: bool = False) -> list[str]:
         ("x = 256,512", [256, 512]),
         ("x=1e-3", 0.001),
         ("x=-1", -1),
-        ("x=True", True),
         ("x=None", None),
         ("x='a, b'", "a, b"),
         ("x=per-device", "per-device"),

@@ -1,6 +1,5 @@
 """The monitor: on a recorded NVIDIA driver, on devices that fail or hang, and on real processes."""
 
-import itertools
 import os
 import resource
 import subprocess
@@ -13,8 +12,6 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from poc.host import monitor
 from poc.host.monitor import Counters, Device, DeviceUse, Monitor
@@ -54,7 +51,6 @@ def test_means_peaks_and_joules_of_recorded_cards(monkeypatch: pytest.MonkeyPatc
     ("function", "error"),
     [
         ("nvmlInit", pynvml.NVMLError_LibraryNotFound()),
-        ("nvmlDeviceGetHandleByIndex", pynvml.NVMLError_GpuIsLost()),
         ("nvmlDeviceGetPowerUsage", pynvml.NVMLError_ResetRequired()),
         ("nvmlDeviceGetPowerUsage", OSError("the library broke")),
         ("_answer", pynvml.NVMLError_Unknown()),
@@ -119,26 +115,6 @@ def sampled(times: Any, readings: list[Counters]) -> Device:
     return device
 
 
-counters = st.none() | st.floats(1, 500)
-
-
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.floats(0.01, 100), counters, counters), min_size=1, max_size=20), st.floats(0, 1e6))
-def test_statistics_hold_for_any_sampling(samples: list[tuple[float, Any, Any]], start: float) -> None:
-    times = list(itertools.accumulate((step for step, _, _ in samples), initial=start))
-    # The first sample lasts no time and must not count.
-    readings = [{"power_watts": 700.0}, *({"power_watts": watts, "memory_bytes": m} for _, watts, m in samples)]
-    use = sampled(times, readings).summary([(start - 1.0, times[-1] + 1.0)])
-    watts = [watts for _, watts, _ in samples if watts is not None]
-    assert use.seconds == pytest.approx(times[-1] - start)
-    assert use.memory_peak_bytes == max((m for _, _, m in samples if m is not None), default=None)
-    if watts:
-        assert min(watts) * (1 - 1e-6) <= use.power_watts <= max(watts) * (1 + 1e-6)
-        assert use.joules == pytest.approx(use.power_watts * use.seconds)
-    else:
-        assert (use.power_watts, use.joules) == (None, None)
-
-
 @pytest.mark.parametrize("counter", [False, True])
 def test_only_samples_within_the_windows_count(counter: bool) -> None:
     # A card that computes from 2.5 s to 6 s, at 250 W and 90%, and idles at 50 W before and after.
@@ -149,6 +125,7 @@ def test_only_samples_within_the_windows_count(counter: bool) -> None:
     ]
     for reading, joules in zip(readings, energy):
         reading["joules"] = joules
+    readings[5].update(power_watts=None, memory_bytes=None)  # no answer at that moment
     device = sampled(range(100, 109), readings)
     use = device.summary([(103.0, 104.5), (104.5, 105.0), (105.5, 106.0)])
     assert (use.seconds, use.utilisation, use.power_watts, use.joules) == pytest.approx((2.5, 0.9, 250.0, 625.0))

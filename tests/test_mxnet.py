@@ -26,7 +26,7 @@ from tests.launch import DEADLINE_SECONDS, python
 prepare()
 import mxnet as mx  # noqa: E402
 
-from poc.frameworks.mxnet import distributed, flat_buffers, networks, optimizers  # noqa: E402
+from poc.frameworks.mxnet import distributed, networks, optimizers  # noqa: E402
 from poc.frameworks.mxnet.session import MXNetSession  # noqa: E402
 
 
@@ -208,25 +208,7 @@ def test_residual_units_can_start_as_identities_and_all_of_them_learn(model: str
     assert zeros(frameworks.open_session(dataclasses.replace(run, zero_init_gamma=False))) == []
 
 
-# Flat buffers on several devices of one process, and float16's scale
-
-
-def test_parameters_begin_on_256_bytes_and_those_of_one_shape_are_stacked() -> None:
-    shapes = [(16, 3, 3, 3), (10, 4, 1, 1), (16, 3, 3, 3), (4, 5, 3, 3), (10, 4, 1, 1)]
-    parameters = [mx.gluon.Parameter(f"weight{number}", shape=shape) for number, shape in enumerate(shapes)]
-    for number, parameter in enumerate(parameters, start=1):
-        parameter.initialize(mx.init.Constant(number))
-    (buffer,) = flat_buffers.flatten(parameters)
-    (flat,) = buffer.values
-    stacks = list(buffer.stacks(flat))
-    assert [stack.shape for stack in stacks] == [(1, 4, 5, 3, 3), (2, 10, 4, 1, 1), (2, 16, 3, 3, 3)]
-    assert sorted(int(each[0, 0, 0, 0].asscalar()) for stack in stacks for each in stack) == [1, 2, 3, 4, 5]
-    assert np.array_equal(buffer.joined(stacks).asnumpy(), flat.asnumpy())
-    flat += 10
-    for number, parameter in enumerate(parameters, start=1):
-        assert (parameter.data().asnumpy() == 10 + number).all()
-        assert np.flatnonzero(flat.asnumpy() == 10 + number)[0] % 64 == 0
-
+# The scale of float16 on several devices of one process
 
 DEVICES = 3
 

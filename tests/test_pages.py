@@ -106,6 +106,27 @@ def test_the_scorecard_has_known_answers(page: str) -> None:
         f"{seconds:.0f} s (n=1), 4 GPUs",
         f"${dollars:.2f} (n=1), 4 GPUs",
     ]
+    assert scorecard(page, K80) == [
+        *("1,100, 1 GPU", "6,800, 8 GPUs", "6.18x (77%) / 7.23x (90%) / 7.86x (98%)"),
+        *("0.810 at 128 → 0.611 at 4,096", "0.4 at 4,096, best of 2 tried", "≤ 85 s, 8 GPUs", "≤ $0.17, 8 GPUs"),
+    ]
+    assert scorecard(page, P100) == [
+        *("2,900, 1 GPU", "11,000, 8 GPUs", "3.79x (47%) / — / —", "0.817 at 128 → 0.604 at 4,096"),
+        *("0.4 at 4,096, best of 2 tried", "≤ 54 s, 8 GPUs", "no price known"),
+    ]
+
+
+def test_scaling_has_known_answers(page: str) -> None:
+    assert [[*line.values()] for line in first_table(page, "Scaling")] == [
+        ["test machine", "128", "1,000", "", "3,700", "", "92% on 4", "3"],
+        ["test machine", "256", "1,250", "2,500", "", "", "100% on 2", "1"],
+        [K80, "128", "1,100", "2,200", "4,300", "6,800", "77% on 8", "1"],
+        [K80, "256", "1,300", "2,600", "5,100", "9,400", "90% on 8", "1"],
+        [K80, "512", "1,400", "", "", "11,000", "98% on 8", "1"],
+        [P100, "128", "2,900", "6,100", "12,000", "11,000", "47% on 8", "1"],
+        # One row on one GPU contradicts itself, so that there is no efficiency.
+        [P100, "256", "", "7,500", "15,000", "17,000", "", "1"],
+    ]
 
 
 def test_a_scaling_series_goes_on_over_several_hosts(tmp_path: Path) -> None:
@@ -271,7 +292,7 @@ def test_a_long_page_has_120_lines_and_counts_the_settings_that_are_not_on_it(tm
     assert len(first_table((tmp_path / "settings.md").read_text(), "test machine")) == 60
 
 
-def test_each_other_model_has_a_page_and_pages_of_earlier_reports_are_removed(tmp_path: Path) -> None:
+def test_each_other_model_has_a_page(tmp_path: Path) -> None:
     records = [trained(3000 * n, 0.8, 5, devices=n, run={"model": MODEL, "optimizer": "nesterov"}) for n in (1, 4)]
     records += [trained(9000, 0.9, run={"model": MODEL, "optimizer": "lars"})]
     page = written(tmp_path, trained(1000, 0.7), *records)
@@ -283,10 +304,6 @@ def test_each_other_model_has_a_page_and_pages_of_earlier_reports_are_removed(tm
     assert K80 not in text
     names = set(re.findall(r"\(figures/(.*?)\)", page + text))
     assert {path.name for path in (tmp_path / "figures").iterdir()} == names
-    # A model that was run alone is that of results.md.
-    page = written(tmp_path, *records)
-    assert not list(tmp_path.glob("model_*.md"))
-    assert page.startswith("# ResNet-20")
 
 
 def test_the_scorecard_of_another_model_is_at_the_batch_that_it_was_run_with(tmp_path: Path) -> None:

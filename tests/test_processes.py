@@ -100,9 +100,7 @@ def test_workers_that_wait_or_only_spin_are_stalled(command: str, monkeypatch: p
     ("command", "hint"),
     [
         ("kill -TERM $$", "signal 15; .*another process"),
-        ("kill -BUS $$", f"signal {signal.SIGBUS:d}; .*/dev/shm"),
         ("kill -SEGV $$", "signal 11$"),
-        ("kill -XCPU $$", "ulimit -t"),
         ("kill -KILL $$", "signal 9; .*another process, .*ulimit -t"),
         ("exit 3", "exit code 3$"),
     ],
@@ -249,6 +247,7 @@ def test_a_restart_reaches_what_an_undisturbed_run_does(
     assert resumed.step >= restarted.run.steps_per_epoch
     assert resumed.why.startswith(f"{victim}: ")
     assert "signal 9" in resumed.why
+    assert 0 < restarted.monitor.devices[0].seconds < sum(window.seconds for window in restarted.windows)
     assert psutil.Process().children(recursive=True) == []
     if framework == "reference":
         assert course(restarted) == course(expected)

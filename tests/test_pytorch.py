@@ -1,8 +1,6 @@
 """PyTorch alone: initial weights, bfloat16 and float16, processes per device, and its absence."""
 
 import dataclasses
-import importlib.metadata
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +10,13 @@ import pytest
 from poc import AdamW, Muon, Synthetic, frameworks
 from poc.frameworks import Session
 from poc.host.hardware import detect
-from tests import fake_gpus
-from tests.extras import needs_compiler, of_torch
-from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained, workers
+from tests.extras import of_torch
+from tests.framework_worker import Arrays, batches, distance, parameters, planned, trained, workers
 
 AIRBENCH: dict[str, Any] = {
     "model": "cifar_airbench94",
     "data": Synthetic(size=32, crop=32, train=640, validation=70),
 }
-
-
-def on_card(test: Any) -> Any:
-    """Skip the test without PyTorch for CUDA, which alone has the calls that the simulated card answers."""
-    version = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else ""
-    needs_cuda = pytest.mark.skipif("+cpu" in version, reason="PyTorch is its CPU build; a CUDA build is needed")
-    return needs_cuda(needs_compiler(of_torch(test)))
 
 
 @of_torch
@@ -139,64 +129,6 @@ def test_in_float16_a_step_that_overflows_changes_nothing_and_halves_the_scale(f
     other.step(fed[2], rate)
     assert 1 < scale < 2.0**36
     assert 0 < distance(weights(session), weights(other)) < 0.02
-
-
-ON_A_CARD: tuple[dict[str, Any], ...] = (
-    {"layout": "NHWC", "gradient_noise": 1, "devices": 2, "emulated": True},
-    {"dtype": "tf32", "layout": "NCHW", "optimizer": Muon(lr=0.02)},
-    {"dtype": "bfloat16", "layout": "NHWC", "optimizer": "nesterov"},
-    {"dtype": "float16", "layout": "NCHW"},
-    {"layout": "NCHW", "optimizer": AdamW(epsilon=1e-3), "lr": 0.001},
-)
-ON_TWO_CARDS: tuple[dict[str, Any], ...] = (
-    {"layout": "NHWC", "gradient_noise": 2, "devices": 2},
-    {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-4, "steps": 2, "devices": 2},
-    {"dtype": "float16", "layout": "NCHW", "kvstore": "none", "devices": 2},
-)
-
-
-@on_card
-@pytest.mark.parametrize("several", [ON_A_CARD, ON_TWO_CARDS], ids=["one process", "two processes"])
-def test_a_card_takes_the_cpu_s_steps(
-    several: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from tests.fake_gpus import card
-
-    runs = [planned("pytorch", **fields).run for fields in several]
-    asked = [(run, "trained") for run in runs]
-    on_cpu = [(dataclasses.replace(run, dtype="float32"), task) for run, task in asked]
-    if several is ON_A_CARD:
-        # Batches that another thread puts on the card are the same, new ones or one that comes again.
-        for fixed in (False, True):
-            data = Synthetic(size=16, crop=16, train=640, validation=70, fixed=fixed)
-            run = planned("pytorch", data=data).run
-            asked.append((run, "placed_ahead"))
-            on_cpu.append((run, "trained"))
-        cpu = [[trained(frameworks.open_session(run), run)] for run, _ in on_cpu]
-        asked.append((runs[0], "peaks"))
-    else:
-        cpu = interleaved(on_cpu, tmp_path / "cpu")
-    # Processes that start from here on have a CUDA card, whose kernels compute on the CPU.
-    for name, setting in {**fake_gpus.environment("8 A100"), **card.environment(tmp_path)}.items():
-        monkeypatch.setenv(name, setting)
-    # Which records no graphs.
-    simulated = [(dataclasses.replace(run, kind="gpu", graphs=False), task) for run, task in asked]
-    gpu = interleaved(simulated, tmp_path / "card")
-    if several is ON_A_CARD:
-        ((before, after),) = (seen["bytes"] for seen in gpu[-1])
-        assert 1e8 <= before[0] <= before[1]
-        assert 0 < after[0] <= after[1] < 1e8
-    for (run, task), made, expected in zip(asked, gpu, cpu):
-        for seen, wanted in zip(made, expected):
-            if run.dtype in ("float32", "tf32"):
-                # AdamW counts its steps on the card, in float32, where 1 - 0.999 has few digits.
-                assert distance(seen, wanted) <= (0.02 if isinstance(run.optimizer, AdamW) else 0), run
-            else:
-                assert distance(seen, wanted) > 0, run
-                np.testing.assert_allclose(seen["losses"], wanted["losses"], rtol=0.005, err_msg=str(run))
-            if task == "trained":
-                np.testing.assert_array_equal(seen["norms"], wanted["norms"], err_msg=str(run))
-                assert seen["sums right"] == wanted["sums right"], run
 
 
 @pytest.mark.parametrize("installed", [{}, {"torch": "2.13.0"}])

@@ -3,11 +3,9 @@
 import dataclasses
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from poc import ImageNet, Synthetic, data, synthetic
@@ -24,14 +22,13 @@ from tests.builders import (
     MACHINE,
     TWO_WORKERS,
     course,
-    end_of,
     executed,
     place_in,
     recipe_file,
     record_of,
     run_of,
 )
-from tests.launch import finish, git, killed_at_40, records, run_here, struck
+from tests.launch import finish, git, killed_at_40, records, run_here
 from tests.test_host import use
 
 slow = pytest.mark.slow
@@ -58,7 +55,8 @@ def test_a_run_learns_and_leaves_a_complete_record(tmp_path: Path) -> None:
     assert record.memory.host_peak_bytes > 2**25
     assert (len(record.monitor.devices), record.usable_cores) == (1, MACHINE.cores)
     assert min(record.others_busy_cores, record.stolen_cores) >= 0
-    conditions = {"versions": record.versions, "commit": record.commit, "machine": MACHINE.describe()}
+    versions = {name: version for name, version in record.versions.items() if name != "system"}  # kernels may differ
+    conditions = {"versions": versions, "commit": record.commit, "machine": MACHINE.describe()}
     conditions |= {"images": ["synthetic", ""], "environment": record.environment, "workers_here": 1}
     assert checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions) == [160]
     assert Record.from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
@@ -94,25 +92,6 @@ def test_workers_share_data_that_cannot_be_divided_equally(tmp_path: Path) -> No
     for worker in record.workers:
         assert [(window.steps, window.samples) for window in worker.windows] == [(5, 40), (1, 8)] * 3
     assert [evaluation.samples for evaluation in record.evaluations] == [71] * 3
-
-
-@slow
-def test_a_killed_run_of_mxnet_resumes_and_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
-    fields = {**GLUON, "epochs": 8}
-    undisturbed = executed(tmp_path / "undisturbed", **fields)
-    with struck("worker 0", signal.SIGKILL, after='"evaluation", "epoch": 2'):
-        killed = executed(tmp_path / "killed", **fields, restarts=1)
-    assert (killed.outcome, killed.reason) == (COMPLETED, "")
-    (resumed,) = killed.resumed
-    assert "signal 9" in resumed.why
-    assert resumed.at > killed.windows[0].start
-    assert resumed.step >= 2 * killed.run.steps_per_epoch
-    assert 0 < killed.monitor.devices[0].seconds < sum(window.seconds for window in killed.windows)
-    assert course(killed) == course(undisturbed)
-    ends = [end_of(tmp_path / name, killed.run) for name in ("killed", "undisturbed")]
-    assert any("momentum" in name for name in ends[0])
-    np.testing.assert_equal(*ends)
-    check_split(killed)
 
 
 @slow

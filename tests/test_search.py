@@ -23,8 +23,7 @@ from poc.run.parent import execute
 from poc.run.sweep import Sweep
 from poc.search import Result
 from poc.values import UserError, from_plain
-from tests.builders import GLUON, MACHINE, SMALL, build, course, end_of, place_in, recipe_file, run_of
-from tests.extras import needs_torch
+from tests.builders import MACHINE, SMALL, build, course, end_of, place_in, recipe_file, run_of
 from tests.launch import finish, records, start
 from tests.test_faults import killed, written
 
@@ -61,7 +60,6 @@ def test_rates_have_equal_ratios_of_about_two(options: Any, rates: list[float]) 
         (8, 10, [(1, 10), (2, 7), (3, 4), (8, 2)], 31),
         (12, 10, [(1, 10), (3, 7), (4, 4), (12, 2)], 44),
         (200, 9, [(25, 9), (50, 6), (75, 4), (200, 2)], 225 + 150 + 100 + 250),
-        (12, 20, [(1, 20), (3, 14), (4, 8), (12, 2)], 72),
         (12, 4, [(3, 4), (4, 3), (12, 2)], 31),
         (12, 3, [(4, 3), (12, 2)], 28),
         (12, 2, [(12, 2)], 24),
@@ -132,7 +130,6 @@ def test_schedule_and_optimizer_can_be_searched_too() -> None:
     ("fields", "message"),
     [
         (lambda: dict(lr=Search(low=1.0, high=0.1)), r"Search\.low: 1\.0 .*less than high=0\.1"),
-        (lambda: dict(lr=Search(low=1.0, high=1.0)), r"Search\.low"),
         (lambda: dict(lr=Search(low=0.1, high=1.0, points=1)), r"Search\.points: 1"),
         (lambda: dict(lr=Search(low=1.0, high=1.001, points=9)), r"Search\.points"),
         (lambda: dict(lr=Search(low=0.1, high=1.0, momentum=1.0)), r"Search\.momentum"),
@@ -433,17 +430,12 @@ def test_a_bound_ends_a_search_between_candidates(tmp_path: Path, test_reads: Co
 
 
 @slow
-@pytest.mark.parametrize(
-    "fields",
-    [{}, pytest.param({**GLUON, "framework": "pytorch"}, marks=needs_torch)],
-    ids=["reference", "pytorch"],
-)
-def test_a_training_that_a_search_pauses_ends_bit_for_bit_as_an_uninterrupted_one(fields: Any, tmp_path: Path) -> None:
+def test_a_training_that_a_search_pauses_ends_bit_for_bit_as_an_uninterrupted_one(tmp_path: Path) -> None:
     lr = Fixed(base=0.02, warmup_epochs=0.7, decay="cosine")  # it depends on the length
-    run = run_of(**fields, lr=lr, epochs=3)
+    run = run_of(lr=lr, epochs=3)
     straight, _ = execute(run, place_in(tmp_path / "straight"))
     ends = []
-    pauses = (1, None) if fields else (1, 2, 2, None)  # one record gets lost
+    pauses = (1, 2, 2, None)  # one record gets lost
     for pause in pauses:
         paused = dataclasses.replace(run, pause_after=pause)
         record, _ = execute(paused, place_in(tmp_path / "paused"))
@@ -451,7 +443,7 @@ def test_a_training_that_a_search_pauses_ends_bit_for_bit_as_an_uninterrupted_on
         assert (record.timed == []) == bool(pause)
         ends.append([(each.epoch, each.accuracy) for each in record.evaluations])
     assert list(map(len, ends)) == [pause or 3 for pause in pauses]
-    assert [note.step // run.steps_per_epoch for note in record.resumed] == [1, 2][: len(pauses) // 2]
+    assert [note.step // run.steps_per_epoch for note in record.resumed] == [1, 2]
     assert course(record) == course(straight)
     np.testing.assert_equal(*(end_of(tmp_path / name, run) for name in ("paused", "straight")))
 

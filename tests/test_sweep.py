@@ -194,9 +194,10 @@ def test_a_burst_that_was_resumed_without_time_for_a_window_is_repeated(tmp_path
 
 
 @pytest.mark.parametrize("change", [{"cores": MACHINE.cores + 1}, {"cpu": "Another CPU"}, {"hosts": 2}])
-def test_a_record_of_other_hardware_with_the_machine_s_name_does_not_count(change: Any, tmp_path: Path) -> None:
+def test_a_record_of_other_hardware_or_environment_does_not_count(change: Any, tmp_path: Path) -> None:
     record = record_of(**REAL, infrastructure="here")
     recorded(tmp_path, record, dataclasses.replace(MACHINE, **change))
+    recorded(tmp_path, dataclasses.replace(record, environment={"MALLOC_ARENA_MAX": "2"}))
     sweep = sweep_of(tmp_path, ("r", [Planned(run=record.run)]), images=SAME)
     assert len(sweep.pending(sweep.items)) == 1
 

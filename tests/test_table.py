@@ -1,7 +1,6 @@
 """The table behind all pages: what a record and a published row become, with figures that are known."""
 
 import math
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -271,17 +270,6 @@ def test_names_that_pandas_would_take_for_missing_values_stay(tmp_path: Path) ->
 def test_every_column_is_described() -> None:
     described = (HOME / "docs" / "columns.md").read_text()
     assert [name for name in COLUMNS if f"`{name}`" not in described] == []
-
-
-def test_the_same_records_in_any_order_give_the_same_table() -> None:
-    records = [record_of(epoch_seconds=[4.0 + hour] * 6, started=f"2026-11-21T{hour:02}:00:00") for hour in range(5)]
-    records += [record_of(run={**TWO, "seed": seed}, started="2026-11-21T02:30:00") for seed in range(2)]
-    records += [record_of(infrastructure="another", outcome=outcome) for outcome in ("failed", "completed")]
-    text = tables.write(build(*records))
-    shuffled = random.Random(0)
-    for _ in range(3):
-        shuffled.shuffle(records)
-        assert tables.write(build(*records)) == text
 
 
 def test_what_completed_later_has_not_failed() -> None:

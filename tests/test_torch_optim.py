@@ -1,7 +1,6 @@
 """Optimizers of `torch.optim` by name: their steps, checkpoints and labels, and what is refused."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from poc.config import literals
 from poc.config.run import Run
 from poc.values import UserError
 from tests import test_frameworks
-from tests.builders import MACHINE, run_of
+from tests.builders import run_of
 from tests.conftest import refused
 from tests.extras import of_torch
 from tests.framework_worker import planned
@@ -34,13 +33,6 @@ RMSPROP = TorchOptimizer("RMSprop", alpha=0.9, momentum=0.9, centered=True, eps=
 def test_a_run_resumes_to_the_same_bits(optimizer: TorchOptimizer) -> None:
     run = dataclasses.replace(planned("pytorch", layout="NHWC").run, optimizer=optimizer)
     test_frameworks.test_a_session_resumes_to_the_same_bits_from_the_state_of_another(run)
-
-
-@of_torch
-@pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
-def test_two_workers_train_as_emulated_devices(tmp_path: Path) -> None:
-    run = planned("pytorch", optimizer=RMSPROP, devices=2, lr=0.001).run
-    test_frameworks.test_devices_train_as_emulated_ones_or_without_synchronisation_each_for_itself(run, tmp_path)
 
 
 @of_torch

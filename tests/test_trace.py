@@ -30,8 +30,6 @@ def ranges_of(path: Path) -> Counter[str]:
     "fields",
     [
         {**SHORT, "devices": 2},
-        pytest.param({**SHORT, **TWO_WORKERS}, id="mxnet, two workers"),
-        pytest.param(TORCH, marks=needs_torch),
         pytest.param({**TORCH, "devices": 2}, marks=needs_torch, id="pytorch, two workers"),
     ],
 )

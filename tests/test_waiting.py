@@ -10,8 +10,8 @@ import pytest
 from poc.host import environment, hardware, waiting
 from poc.records.record import COMPLETED
 from poc.values import UserError
-from tests.builders import GLUON, build, executed, recipe_file
-from tests.launch import eventually, records, run_here
+from tests.builders import GLUON, executed
+from tests.launch import eventually
 
 CORES = 8
 
@@ -101,12 +101,3 @@ def test_a_run_ignores_what_another_program_left_in_the_environment(
     record = executed(tmp_path, **GLUON, epochs=1)
     assert (record.outcome, record.threads) == (COMPLETED, 2)
     assert record.environment == {**environment.speed_variables(), "MXNET_ENGINE_TYPE": "NaiveEngine"}
-
-
-@pytest.mark.slow
-def test_a_run_in_another_environment_is_another_setting(tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", epochs=1)
-    for setting in ("1", "1", "2"):
-        run_here(recipe, tmp_path, MALLOC_ARENA_MAX=setting)
-    assert [record.environment["MALLOC_ARENA_MAX"] for record in records(tmp_path)] == ["1", "2"]
-    assert build(*records(tmp_path)).setting.nunique() == 2

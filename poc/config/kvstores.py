@@ -33,7 +33,7 @@ class KVStore:
 class _Compressing(KVStore):
     two_bit: Positive | None = field(default=None, label="2-bit (threshold {:g})")
     """Compress gradients to two bits: minus this threshold, zero or plus it, in the units of a gradient summed over the
-    samples of a device. The rounding error is added to the next gradient."""
+    samples of a device (on servers: of a worker). The rounding error is added to the next gradient."""
 
 
 @configuration

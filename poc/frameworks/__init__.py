@@ -232,8 +232,11 @@ def _package_folders(name: str) -> list[str]:
 def library_path(name: str) -> dict[str, str]:
     """Return LD_LIBRARY_PATH without folders that hold another copy of a cuDNN that framework `name` brings.
 
-    cuDNN loads its parts by name, and refuses those of another release.
+    cuDNN loads its parts by name, and refuses those of another release. A build that needs the machine's own libraries
+    keeps all folders.
     """
+    if any(build.libraries and build.is_installed(versions(name)) for build in load(name).BUILDS):
+        return {}
     folders = list(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
     brought = [path for folder in _package_folders(name) for path in Path(folder).glob("nvidia/cudnn/lib/libcudnn*")]
     names, brought_folders = {path.name for path in brought}, {path.parent.resolve() for path in brought}

@@ -29,8 +29,10 @@ def steps_of(rounds: int) -> int:
 def check_sums(session: Session) -> None:
     """Raise WrongSumError if the gradient synchronisation does not give the sum of all devices' gradients."""
     if session.sync_is_correct() is False:
-        hint = "; if they are GPUs, export MXNET_ENABLE_GPU_P2P=0 or NCCL_P2P_DISABLE=1"
-        raise WrongSumError(f"the gradient synchronisation does not give the sum of all devices' gradients{hint}")
+        raise WrongSumError(
+            "the gradient synchronisation does not give the sum of all devices' gradients; on GPUs a small /dev/shm "
+            "may be the reason, or copies between them that fail: MXNET_ENABLE_GPU_P2P=0, NCCL_P2P_DISABLE=1"
+        )
 
 
 def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -> Breakdown:

@@ -83,7 +83,7 @@ def workers(requested: int, devices: int, emulated: bool) -> int:
 
 def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> AbstractContextManager[Cluster]:
     """Start the scheduler and servers of a distributed kvstore, or the rendezvous of Horovod's workers, or nothing."""
-    common = {"DMLC_LOG_STACK_TRACE_DEPTH": "0"}
+    common = {"DMLC_LOG_STACK_TRACE_DEPTH": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}  # the pinned cuDNN is a newer one
     if sys.version_info < (3, 12):
         common["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # else MXNet's import brings setuptools' own, half a second more
     if run.dtype != "tf32":
@@ -100,7 +100,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
 def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     kvstore = run.kvstore if run.synchronises else None
     if isinstance(kvstore, config.Horovod) and importlib.util.find_spec("horovod") is None:
-        return "Horovod is not installed: ./make_environment.sh --horovod"
+        how = "./make_environment.sh --horovod" if run.kind == "cpu" else "build it with NCCL"
+        return f"Horovod is not installed: {how}"
     plain = isinstance(run.optimizer, config.SGD) and not run.optimizer.momentum_correction
     if isinstance(kvstore, ON_SERVERS) and (not plain or run.dtype == "float16"):
         return f"kvstore={kvstore.name} supports only SGD without momentum correction, and not dtype=float16"

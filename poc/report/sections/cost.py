@@ -47,10 +47,10 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         if part.seconds_to_target.isna().all()
     ]
     shown = markdown.records(pd.DataFrame(rows))
-    several = len({markdown.short_framework(row) for row in shown if not row.study}) > 1
+    frameworks = {markdown.short_framework(row) for row in shown if not row.study}
 
     def machine(row: Any) -> str:
-        return row.machine + (f", {markdown.short_framework(row)}" if several and not row.study else "")
+        return row.machine + (f", {markdown.short_framework(row)}" if len(frameworks) > 1 and not row.study else "")
 
     lines = markdown.lines(
         shown,

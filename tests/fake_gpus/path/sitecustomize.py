@@ -36,10 +36,6 @@ def _amp(amp: Any) -> None:
 
 
 def _torch(torch: Any) -> None:
-    if "POC_CARD" in os.environ:
-        from tests.fake_gpus import card
-
-        return card.take_place()
     device = torch.device
 
     class Kind(type):
@@ -56,8 +52,6 @@ def _torch(torch: Any) -> None:
 def _session(session: Any) -> None:
     """Two samples a device in place of all, and little of an evaluation: what a GPU does in a second takes minutes."""
     session.fastest = lambda product, size: 1e12
-    if "POC_CARD" in os.environ:  # there the same is computed as on a CPU, to be compared
-        return
     step, evaluate = session.Session.step, session.Session.evaluate
 
     def few(self: Any, batch: Any, *rate: float, **options: bool) -> None:
