@@ -6,14 +6,12 @@ import csv
 import dataclasses
 import functools
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
 
-from poc import data
 from poc.cli.look import write_report
 from poc.cli.options import Options, recipe_path
 from poc.config import EPOCHS, LARGEST, Recipe, Setting
@@ -21,12 +19,10 @@ from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import Planned, check_gpus, plan
 from poc.published.prices import Price
-from poc.records import journal
-from poc.records.record import COMPLETED, DONE, Record
+from poc.records import journal, last_run
+from poc.records.record import COMPLETED, Record
 from poc.records.timing import throughput
-from poc.run.launcher import LocalLauncher, RunContext
-from poc.run.parent import execute
-from poc.run.progress import duration, result
+from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
 
 STEPS = 30  # optimizer steps of a short run, unless the user sets them
@@ -83,15 +79,15 @@ def advise(options: Options) -> int:
     context = options.context(machine)
     name = context.infrastructure
     known_prices = options.prices(name)
-    planned = plan_probes(path, setting, machine, options.steps)
-    records = _measure(planned, context, journal.folder(options.results, name) / journal.FILE)
-    if records[-1].outcome != COMPLETED:
-        print(f"poc: {result(records[-1], records[-1].run.model)}", file=sys.stderr)
+    price = known_prices.of(name, machine.describe())
+    plans = [(path.stem, plan_probes(path, setting, machine, options.steps))]
+    sweep = Sweep(plans, options.results, context, since=last_run.now())
+    records = _measure(sweep, price.dollars_per_hour if price else None)
+    if any(record.outcome != COMPLETED for record in records):
         return 1
     speeds = {record.run.devices: measured_speed(record) for record in records}
     for record in records:
         print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
-    price = known_prices.of(name, machine.describe())
     if price and price.devices is None:  # the user's, for this machine with all its GPUs
         price = dataclasses.replace(price, devices=len(machine.gpus) or None)
     listed = choices(setting, speeds, price)
@@ -138,24 +134,11 @@ def plan_probes(recipe: Path, setting: Setting, machine: Hardware, steps: int = 
     return [on_one, *(item for item in on_two if not item.skip)]
 
 
-def _measure(planned: Sequence[Planned], context: RunContext, file: Path) -> list[Record]:
-    """Do short runs up to the first that fails or is interrupted; append their records to the journal `file`."""
-    images = data.identify([item.run.data for item in planned], source=context.source, cache=context.cache)
-    records: list[Record] = []
-    with journal.claimed(file):
-        context = dataclasses.replace(context, images=images, journal=journal.identity(file))
-        for item in planned:
-            print(f"{item}: about {duration(item.seconds)}", file=sys.stderr)
-            record, interrupted = execute(item.run, context)
-            if record.outcome in DONE:
-                LocalLauncher(context).forget(item.run)
-            journal.append(file, record)
-            if interrupted:
-                raise KeyboardInterrupt
-            records.append(record)
-            if record.outcome != COMPLETED:
-                break
-    return records
+def _measure(sweep: Sweep, price: float | None) -> list[Record]:
+    """Do the short runs of a sweep, whatever was measured before it, at a price per hour; return their records."""
+    run_sweep(sweep, price=price)
+    latest = {record.run.id: record for record in journal.read([sweep.path]) if record.started >= sweep.since}
+    return [latest[item.planned.run.id] for item in sweep.items]
 
 
 def measured_speed(record: Record) -> Estimate:
