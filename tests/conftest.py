@@ -4,7 +4,6 @@ import dataclasses
 import gc
 import os
 import resource
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from tabulate import tabulate
 
 import poc  # noqa: F401  # before a test imports cv2, which then reads poc's limit on the size of images
 from poc.values import UserError
@@ -67,18 +65,6 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return simulated
 
 
-_injected: Counter[str] = Counter()
-_survived: Counter[str] = Counter()
-
-
-@contextlib.contextmanager
-def survives(fault: str, times: int = 1) -> Iterator[None]:
-    """Count, for the table at the end, that a fault was injected `times` times, and survived if the block ends well."""
-    _injected[fault] += times
-    yield
-    _survived[fault] += times
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the long tests, so that none of them is left alone at the end."""
     items.sort(key=lambda item: not {"slow", "faults"} & {mark.name for mark in item.iter_markers()})
@@ -104,9 +90,3 @@ def no_file_beyond(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if _injected:
-        rows = [(fault, tried, _survived[fault], tried - _survived[fault]) for fault, tried in _injected.items()]
-        terminalreporter.write_line(tabulate(rows, headers=["fault", "times tried", "survived", "lost"]))

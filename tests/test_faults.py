@@ -20,7 +20,6 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
 from poc.run.parent import execute
 from tests.builders import GLUON, course, end_of, executed, place_in, recipe_file, record_of, run_of
-from tests.conftest import survives
 from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, start, struck
 from tests.test_host import memory_group
 
@@ -66,7 +65,6 @@ def killed(process: subprocess.Popen[str], moment: Callable[[], bool]) -> bool:
     return running
 
 
-@survives("SIGKILL of everything at a random moment of a training", KILLS)
 def test_a_run_killed_at_any_moment_continues_and_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=20)
     seed = int.from_bytes(os.urandom(4), "big")
@@ -114,9 +112,6 @@ def test_advice_that_is_interrupted_starts_no_other_run(tmp_path: Path) -> None:
     assert record.windows
 
 
-@survives("SIGINT to the command")
-@survives("SIGTERM to the command")
-@survives("SIGHUP to the command")
 def test_a_run_that_is_interrupted_continues_later(tmp_path: Path) -> None:
     recipe, hold = recipe_file(tmp_path / "mine.py", epochs=5), tmp_path / "hold"
     signals = {25: signal.SIGINT, 45: signal.SIGTERM, 65: signal.SIGHUP}
@@ -133,7 +128,6 @@ def test_a_run_that_is_interrupted_continues_later(tmp_path: Path) -> None:
     assert record.resumed[0].step >= 20
 
 
-@survives("two starts at once")
 def test_a_second_start_is_refused_and_does_no_harm(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
     claimed = tmp_path / "results" / "last_run.json"  # written once the journal is locked
@@ -152,23 +146,20 @@ def test_a_second_start_is_refused_and_does_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [False, True], ids=["nor for checkpoints", "but for checkpoints"])
 def test_a_disk_without_room_for_the_record(room: bool, tmp_path: Path) -> None:
-    with survives("a disk without room for the record, " + ("but for checkpoints" if room else "nor for checkpoints")):
-        recipe, path = recipe_file(tmp_path / "mine.py"), tmp_path / "results" / "here" / "journal.jsonl"
-        # No file can grow beyond the journal's size: large enough for the files that a run needs, and with `room` for
-        # its checkpoints of 3.2 MB.
-        journal.append(path, record_of(run_id="padding", reason=" " * (6_000_000 if room else 600_000)))
-        before = path.read_bytes()
-        output = finish(recipe, tmp_path, prefix=["prlimit", f"--fsize={len(before) + 100}"], status=2)
-        assert output.splitlines()[-1].startswith("poc: results: ")
-        assert "Traceback" not in output
-        assert path.read_bytes() == before
-        finish(recipe, tmp_path)
-        *_, record = records(tmp_path)
-        assert (record.outcome, len(record.evaluations), bool(record.resumed)) == (COMPLETED, 4, room)
+    recipe, path = recipe_file(tmp_path / "mine.py"), tmp_path / "results" / "here" / "journal.jsonl"
+    # No file can grow beyond the journal's size: large enough for the files that a run needs, and with `room` for
+    # its checkpoints of 3.2 MB.
+    journal.append(path, record_of(run_id="padding", reason=" " * (6_000_000 if room else 600_000)))
+    before = path.read_bytes()
+    output = finish(recipe, tmp_path, prefix=["prlimit", f"--fsize={len(before) + 100}"], status=2)
+    assert output.splitlines()[-1].startswith("poc: results: ")
+    assert "Traceback" not in output
+    assert path.read_bytes() == before
+    finish(recipe, tmp_path)
+    *_, record = records(tmp_path)
+    assert (record.outcome, len(record.evaluations), bool(record.resumed)) == (COMPLETED, 4, room)
 
 
-@survives("out of memory")
-@survives("a loss that explodes")
 @pytest.mark.parametrize(
     ("fields", "outcome", "prefix"),
     [(GREEDY, OUT_OF_MEMORY, ["prlimit", f"--as={3 * 2**29}"]), ({"lr": 1e6}, DIVERGED, [])],
@@ -187,7 +178,6 @@ def test_such_an_outcome_does_not_end_the_sweep_and_is_not_repeated(
     assert finish(recipe, tmp_path, prefix=prefix).count("already in the journal") == 3
 
 
-@survives("a kill for memory")
 def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path / "mine.py", cases=[GREEDY, {}], epochs=1)
     limit = 2**30
@@ -199,7 +189,6 @@ def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path)
         assert "memory ran out" in first.reason
 
 
-@survives("a loss that explodes")
 def test_a_divergence_in_the_last_update_is_found(tmp_path: Path) -> None:
     record = executed(tmp_path, **GLUON, steps=1, epochs=None, lr=1e9, evaluate=False)
     assert record.outcome == DIVERGED
@@ -222,7 +211,6 @@ def test_workers_that_wait_for_one_that_diverged_are_ended(tmp_path: Path, monke
     assert [name for name, _ in failures] == ["worker 1"]
 
 
-@survives("a run that hangs")
 def test_a_run_that_hangs_is_ended_and_continues_later(tmp_path: Path) -> None:
     undisturbed = executed(tmp_path / "undisturbed")
     with struck("worker 0", signal.SIGSTOP, after='"evaluation", "epoch": 1'):
@@ -236,7 +224,6 @@ def test_a_run_that_hangs_is_ended_and_continues_later(tmp_path: Path) -> None:
     assert course(record) == course(undisturbed)
 
 
-@survives("a run that spins")
 def test_cpu_time_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = processes.watch
 

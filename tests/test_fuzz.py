@@ -24,7 +24,6 @@ from poc.report.results import Results
 from poc.values import UserError
 from tests import test_data
 from tests.builders import build, record_of
-from tests.conftest import survives
 from tests.test_recipe import CPU
 
 pytestmark = pytest.mark.faults
@@ -88,7 +87,6 @@ def made(draw: Any) -> Any:
 @example({"seeds": 10**6})
 @example({"devices": 10**9, "data": Synthetic(train=2**31 - 1)})
 @example({"lr": Linear(base=1e12, per=1e-12), "kind": "cpu"})
-@survives("rubbish in a recipe")
 def test_a_recipe_of_rubbish_is_refused_in_one_line_or_planned(fields: dict[str, Any]) -> None:
     try:
         runs = plan("rubbish", Recipe(**{"model": "cifar_resnet20_v2", **fields}), CPU)
@@ -112,7 +110,6 @@ json_values = st.recursive(
 
 @settings(max_examples=50)
 @given(places=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), given_values=st.lists(json_values, min_size=3))
-@survives("rubbish in a journal line")
 def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
     places: list[int], given_values: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -161,7 +158,6 @@ def stopped(*_: Any, **__: Any) -> Any:
         max_size=5,
     )
 )
-@survives("options of rubbish")
 def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     arguments: list[str], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +188,6 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
     ),
     cut=st.integers(0, 40),
 )
-@survives("rubbish in a published study")
 def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
     study: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -213,7 +208,6 @@ def test_a_published_study_of_rubbish_is_refused_in_one_line_or_read(
     put=st.binary(max_size=30),
     cut=st.one_of(st.integers(0, 30), st.just(10**6)),
 )
-@survives("rubbish in files of images")
 def test_images_of_rubbish_are_refused_in_one_line_or_read(
     kind: str, place: float, put: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
