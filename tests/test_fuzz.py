@@ -166,7 +166,7 @@ def test_options_of_rubbish_end_with_a_line_and_exit_code_2(
         patched.chdir(tmp_path_factory.getbasetemp())
         for name in ("run.run_sweep", "run.write_report", "doctor.doctor", "look.write_report", "advise.write_report"):
             patched.setattr(f"poc.cli.{name}", lambda *_, **__: 0)
-        patched.setattr("poc.cli.advise.execute", stopped)
+        patched.setattr("poc.cli.advise.run_sweep", stopped)
         try:
             status = main(arguments)
         except SystemExit as ended:  # argparse's way
