@@ -88,7 +88,7 @@ def plan(
             is_search = isinstance(setting.lr, Search)
             for item in _searches(group, hardware, names) if is_search else [_planned(setting, hardware, names)]:
                 left_out = "CPU run on a machine with GPUs (--cpu runs it)" if setting.kind == "cpu" and not cpu else ""
-                skip = item.skip or left_out
+                skip = left_out or item.skip
                 item = dataclasses.replace(item, skip=skip, repeat=1 if skip else repeat + 1, priority=setting.priority)
                 # Folders of the same size differ only in their paths, which are no part of the id.
                 key = (item.run.id, item.run.data.key, bool(item.smaller), item.searched, item.repeat)

@@ -62,7 +62,7 @@ def test_another_schedule_is_a_difference() -> None:
 def test_several_runs_share_the_5_percent(runs: int, significant: bool) -> None:
     """Welch's test of these repeats has p = 0.04."""
     sides = [
-        build(*(record for seed in range(runs) for record in repeats_of(seconds, run={"seed": seed})))
+        build(*(record for n in range(runs) for record in repeats_of(seconds, run={"learning_rate": 0.01 * (n + 1)})))
         for seconds in ((4.0, 4.1, 3.9), (4.25, 4.35, 4.15))
     ]
     for values in compare.same_runs(sides, None):
@@ -123,8 +123,15 @@ def test_all_seeds_of_a_setting_are_its_repeats() -> None:
     # Two seeds of one setting: each on its own. A seed that was repeated counts once for the accuracy.
     again = record_of(accuracies=[0.1, 0.71], epoch_seconds=[4.0, 4.0], started="2026-11-21T10:30:00+00:00")
     values = compared([*slow, again], slow[0].run.id, slow[1].run.id)
-    assert (values["differences"], values["samples/s"]["n"]) == ({}, [2, 1])
+    assert (values["differences"], values["samples/s"]["n"]) == ({"seed": ["0", "1"]}, [2, 1])
     assert (values["accuracy"]["n"], values["accuracy"]["interval"]) == ([1, 1], None)
+    # In two folders, too, where a worse accuracy is found.
+    folders = [
+        build(*(record_of(accuracies=[low + seed / 100], run={"seed": seed}) for seed in range(4)))
+        for low in (0.7, 0.4)
+    ]
+    (values,) = compare.same_runs(folders, None)
+    assert (values["accuracy"]["n"], values["second_is_worse"], values["exit_code"]) == ([4, 4], ["accuracy"], 1)
 
 
 def test_a_name_without_a_machine_is_of_one_that_has_both_runs() -> None:

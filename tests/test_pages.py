@@ -206,7 +206,7 @@ def test_the_target_may_be_the_users(tmp_path: Path, records: list[Record]) -> N
     page = written(tmp_path, *records, target=0.79)
     assert scorecard(page)[5].startswith(f"{12.5 * 50_000 / 1100 / 60:.2g} min")
     assert re.search(r"4 GPUs .*\b0\.780\b", page.split("## Time and cost")[1])
-    assert "not reached: 0.800" in scorecard(written(tmp_path, *records, target=0.9))[5]
+    assert "not reached (best accuracy 0.800)" in scorecard(written(tmp_path, *records, target=0.9))[5]
 
 
 def test_the_speed_of_emulated_devices_is_on_no_page(page: str) -> None:
@@ -387,6 +387,39 @@ def test_seeds_that_diverged_are_counted_and_a_rate_without_one_comes_first(tmp_
     assert "0.800 (n=1, 1 diverged)" in scorecard(page)[3]
     page = written(tmp_path, seed(0, 1000, 0.8, run=high), diverged, seed(0, 1000, 0.7))
     assert scorecard(page)[3].startswith("0.700 (n=1)")
+
+
+def test_rates_that_diverged_are_listed_and_never_advised(tmp_path: Path) -> None:
+    def at(lr: float, batch: int = 1024, **changes: Any) -> Record:
+        run = {"learning_rate": lr, "batch_per_device": batch, "global_batch": batch}
+        return trained(1000, 0.7, run=run, **changes)
+
+    end: Any = {"outcome": "diverged", "reason": "nan", "evaluations": ()}
+    page = written(
+        tmp_path, trained(1000, 0.8), at(0.2), at(0.4), replace(at(0.8), **end), replace(at(0.4, 2048), **end)
+    )
+    lines = {line["global batch"]: line for line in first_table(page, "Learning rate")}
+    assert lines["1,024"]["lr tried"] == "0.2, 0.4, 0.8 (diverged)"
+    assert (lines["2,048"]["lr tried"], lines["2,048"]["accuracy"]) == ("0.4 (diverged)", "")
+    assert "best of 3 tried" in page
+    assert "try a higher one" not in page
+
+
+def test_runs_with_and_without_an_option_of_the_framework_have_labels_of_their_own(tmp_path: Path) -> None:
+    torch = {"framework": "pytorch"}
+    kinds: Any = ((1000, {}), (600, {"graphs": False}), (1300, {"compile": True}))
+    bursts = [on_gpus(rate, minute=n, run={**torch, **fields}) for n, (rate, fields) in enumerate(kinds)]
+    page = written(tmp_path, *bursts)
+    models = [line["model"] for line in first_table(page, "Your recipes")]
+    assert len({*models}) == len(models) == 3
+    assert scorecard(page)[0].startswith(first_table(page, "Scaling")[0]["samples/s on 1"])
+
+
+def test_a_quick_run_hides_no_other(tmp_path: Path) -> None:
+    quick = [on_gpus(900 * n, n, minute=n, run={"quick": True}) for n in (1, 4)]
+    page = written(tmp_path, *quick, trained(1000, 0.8, devices=4, minute=60))
+    shown = first_table(page, "Accuracy and throughput")
+    assert next(line["accuracy"] for line in shown if line["devices"] == "4 GPUs") == "0.800 (n=1)"
 
 
 def test_time_to_accuracy_is_by_the_clean_repeat_of_a_seed(tmp_path: Path) -> None:

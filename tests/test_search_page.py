@@ -192,5 +192,6 @@ def test_the_rate_of_a_search_stays_the_best_beside_a_grid_on_other_devices(made
     assert max(grid, key=lambda record: record.evaluations[-1].accuracy).run.learning_rate not in chosen
     others = [record for record in made if record not in large]
     results = Results(table=build(*others, *searched, *grid), machine=made[0].infrastructure)
-    best = best_by_batch(results.headline(Subject("cifar_resnet50_v2", "cifar10")), 128)
+    rows = results.headline(Subject("cifar_resnet50_v2", "cifar10"))
+    best = best_by_batch(rows, results.diverged(rows), 128)
     assert (best.lr[1024], best.devices[1024], best.chosen[1024]) == (min(chosen), 1, True)

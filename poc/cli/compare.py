@@ -25,7 +25,7 @@ _CONDITIONS = [
     *("machine", "hardware", "cores", "driver", "framework", "commit", "environment", "threads", "cores_per_worker"),
     *("model", "dataset", "data_checksum", "fixed", "input_shape", "kind", "devices", "emulated", "workers", "dtype"),
     *("batch_per_device", "global_batch", "lr", "lr_rule", "schedule", "training_recipe", "kvstore", "straggler"),
-    *("layout", "length", "epochs", "target_accuracy", "accuracy_on", "quick"),
+    *("layout", "options", "seed", "length", "epochs", "target_accuracy", "accuracy_on", "quick"),
 ]
 NOT_SLOWER, SLOWER, TOO_FEW = 0, 3, 4
 _VERDICTS = {NOT_SLOWER: "not slower", SLOWER: "slower", TOO_FEW: "inconclusive: too few repeats"}
@@ -41,16 +41,27 @@ def compare(table: pd.DataFrame, first: str, second: str, slower: float | None =
 
 
 def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Compare, as `compare`, each run that two tables have in common, or those of `ids`: the last setting in each."""
+    """Compare, as `compare`, each run that two tables have in common, or those of `ids`: the last setting in each.
+
+    The seeds that both have are repeats of one setting, which is named by the first run.
+    """
     measured = [table[(table.origin == MEASURED) & (table.length != PAUSED)] for table in tables]
     measured = [table.sort_values("started", kind="stable") for table in measured]
     common = [run for run in measured[0].run_id.unique() if run in {*measured[1].run_id} and (not ids or run in ids)]
     if not common:
         raise UserError(f"compare: the folders have no run in common; {POC} plan --verbose lists the ids of a recipe")
-    sides = [_latest_on_one_machine([table[table.run_id == run] for table in measured]) for run in common]
+    pairs: dict[tuple[str, ...], list[pd.DataFrame]] = {}
+    for run in common:
+        latest = _latest_on_one_machine([table[table.run_id == run] for table in measured])
+        settings = tuple(side.setting.iloc[-1] for side in latest)
+        pairs[settings] = [
+            table[(table.setting == each) & table.run_id.isin(common)] for table, each in zip(measured, settings)
+        ]
+    sides = [*pairs.values()]
     # Only runs with enough repeats can give a false alarm.
     repeated = [min((side.outcome == COMPLETED).sum() for side in pair) >= repeats.MIN_REPEATS for pair in sides]
-    return [_compared([run, run], pair, slower, max(1, sum(repeated))) for run, pair in zip(common, sides)]
+    runs = [side[0].run_id.iloc[0] for side in sides]
+    return [_compared([run, run], pair, slower, max(1, sum(repeated))) for run, pair in zip(runs, sides)]
 
 
 def gate(logarithms: Sequence[pd.Series[float]], slower: float, runs: int = 1) -> dict[str, Any]:
@@ -78,7 +89,7 @@ def gate(logarithms: Sequence[pd.Series[float]], slower: float, runs: int = 1) -
 
 def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, judged: int) -> dict[str, Any]:
     """Compare the repeats of two runs, one of `judged` pairs that are judged together."""
-    conditions = pd.concat([side.tail(1) for side in sides])[_CONDITIONS].convert_dtypes().astype(str)
+    conditions = pd.DataFrame([_conditions(side) for side in sides])
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
@@ -98,6 +109,12 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
         "second_is_worse": [name for name, is_worse in worse.items() if is_worse],
         "exit_code": rate["gate"]["exit_code"] if slower and not worse["outcome"] else int(any(worse.values())),
     }
+
+
+def _conditions(side: pd.DataFrame) -> dict[str, str]:
+    """Return all values of each condition in the repeats of a run, of those that completed if any did."""
+    rows = repeats.some_or_all(side, side.outcome == COMPLETED)[_CONDITIONS].convert_dtypes()
+    return {name: ", ".join(rows[name].dropna().astype(str).unique()) for name in _CONDITIONS}
 
 
 def as_json(comparison: Any) -> str:

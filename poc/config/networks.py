@@ -85,7 +85,19 @@ class Network:
 
     def multiply_adds(self, size: int) -> float:
         """Return the multiply-adds of one image's forward pass; a training step costs three times as many."""
+        if self.name in AIRBENCHES:  # its sizes are rounded down, so that they do not grow with the area
+            return self._airbench_multiply_adds(size)
         return self.cost.forward_multiply_adds * (size / self.input_size) ** 2
+
+    def _airbench_multiply_adds(self, size: int) -> float:
+        """Count those of the whitening and of each block's two convolutions, with a pooling between, and of the end."""
+        side, channels = size - 1, 24
+        total = side**2 * channels * 3 * 2**2
+        for width in AIRBENCHES[self.name]:
+            total += side**2 * 3**2 * channels * width
+            side, channels = side // 2, width
+            total += side**2 * 3**2 * channels**2
+        return float(total + channels * self.classes)
 
     def memory_bytes(self, size: int, batch: int) -> float:
         """Estimate the memory of training in float32: values and gradients of all layers, parameters, momentum.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -97,7 +98,7 @@ class Run(Schedule, Training):
         The schedule of the learning rate may differ.
         """
         plain = not (self.label_smoothing or self.zero_init_gamma or self.mean or self.std) and self.accumulate == 1
-        plain_data = isinstance(self.data, Synthetic) or not labels(self.data)
+        plain_data = isinstance(self.data, Synthetic) or not labels(dataclasses.replace(self.data, validate_on="test"))
         return bool(plain and plain_data and self.optimizer == SGD())
 
     def __str__(self) -> str:
@@ -113,6 +114,11 @@ class Run(Schedule, Training):
     def kvstore_label(self) -> str:
         """Describe its gradient synchronisation with all options that are not at their default."""
         return ", ".join([str(self.kvstore), *self._labels("straggler")])
+
+    @property
+    def options(self) -> str:
+        """Describe what the framework does with the model, if that is not its default."""
+        return ", ".join(self._labels("compile", "graphs"))
 
     @property
     def training_recipe(self) -> str:

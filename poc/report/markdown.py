@@ -12,7 +12,7 @@ from tabulate import tabulate
 from poc.config import networks
 from poc.report import chart
 
-_NUMBER = re.compile(r"(\*\*)?[-+≤$]? ?[\d.,]+[%x]?( .*)?(\*\*)?")
+_NUMBER = re.compile(r"(\*\*)?[-+≤$ ]*[\d.,]+[%x]?( [^A-Z].*)?(\*\*)?")
 _LONG_NAME = 24
 
 
@@ -188,7 +188,7 @@ def short_machine(row: Any) -> str:
 
 def short_framework(row: Any) -> str:
     """Return the framework, with the precision if that is not float32."""
-    return str(row.framework) + (f", {row.dtype}" if row.dtype not in ("", "float32") else "")
+    return ", ".join([str(row.framework), *{row.dtype} - {"", "float32"}, *filter(None, [row.options])])
 
 
 def images(row: Any) -> str:

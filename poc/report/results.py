@@ -12,7 +12,7 @@ import pandas as pd
 
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_MODEL, Study
 from poc.records.last_run import LastRun, by_reason
-from poc.records.record import DONE, SKIPPED
+from poc.records.record import DIVERGED, DONE, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.table import BURST, TRAINING
@@ -21,6 +21,7 @@ TARGET = 0.75  # accuracy whose time and cost are shown unless the user sets ano
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
+_SHARED = ["kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape", "options"]
 
 
 class Subject(NamedTuple):
@@ -171,9 +172,14 @@ class Results:
             counts = is_alike, first.kind == "gpu", real_devices, (~group.quick).sum()
             return *counts, first["dtype"] == "float32", first.framework.startswith("MXNet"), group.started.max()
 
-        shared = ["kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
-        groups = rows.groupby(shared, sort=False)
+        groups = rows.groupby(_SHARED, sort=False)
         return max((group for _, group in groups), key=rank, default=rows)
+
+    def diverged(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the whole trainings that diverged, of the model, machine and conditions of headline settings."""
+        runs = self.runs[(self.runs.outcome == DIVERGED) & (self.runs.length == TRAINING) & ~self.runs.quick]
+        runs = runs[runs.target_accuracy.isna() & (runs.accuracy_on != "validation split")]
+        return runs.merge(rows[["machine", "model", *_SHARED]].drop_duplicates())
 
     def recipe(self, subject: Subject) -> str:
         """Describe the training recipe of the headline settings."""

@@ -25,10 +25,10 @@ def _candidates(rows: pd.DataFrame) -> pd.DataFrame:
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return each machine's fastest setting per number of devices and its cheapest, for baseline and tuned recipes."""
-    groups = [(results.bold(name), results.of(subject, name)) for name in results.measured.machine.unique()]
+    measured = [(results.bold(name), results.of(subject, name)) for name in results.measured.machine.unique()]
     published = results.published_machines(subject)
     rows = []
-    for name, group in [*groups, *published]:
+    for name, group in [*measured, *published]:
         for recipe, same in (("baseline", group[group.baseline]), ("tuned", group[~group.baseline])):
             parts = [part for _, part in same.groupby(same.devices.where(same.origin == MEASURED, 0))]
             found = [*(best(part, "seconds_to_target") for part in parts), best(same, "dollars_to_target")]
@@ -41,9 +41,10 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         f"on-demand price of the whole instance.{bound} Settings with a seed that did not reach the accuracy are left "
         "out."
     )
-    missed = [
-        f"{results.target:g} was not reached {_by_whom(part, results.target)}"
-        for _, part in _candidates(results.of(subject)).groupby("devices")
+    groups = _candidates(results.of(subject)).groupby("devices")
+    remarks = [
+        f"{results.target:g} was {missed(results, part)} on {markdown.devices(part.iloc[0])}."
+        for _, part in groups
         if part.seconds_to_target.isna().all()
     ]
     shown = markdown.records(pd.DataFrame(rows))
@@ -63,14 +64,21 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
         ("n", "timed_seeds"),
     )
-    return section("Time and cost", about, markdown.table(lines), " ".join(missed))
+    return section("Time and cost", about, markdown.table(lines), " ".join(remarks))
 
 
-def _by_whom(rows: pd.DataFrame, target: float) -> str:
-    """Say that no training on these devices reached the target, or that not every seed did."""
-    devices, highest = f"on {markdown.devices(rows.iloc[0])}", rows.accuracy.max()
-    is_close = float(f"{highest:.3f}") >= target
-    return f"by every seed {devices}." if is_close else f"{devices} (best accuracy {highest:.3f})."
+def missed(results: Results, settings: pd.DataFrame) -> str:
+    """Say that no training of the settings reached the target, and how close the best came, or that not all seeds did.
+
+    It is empty if nothing was trained on real devices.
+    """
+    seeds = results.times_to(results.target)
+    seeds = seeds[seeds.setting.isin(_candidates(settings).setting)]
+    if seeds.seconds_to_target.notna().any():
+        return "not reached by every seed"
+    best = seeds.accuracy.max()
+    shown = f"{best:.3f}" if float(f"{best:.3f}") < results.target else f"{best:.4f}"
+    return f"not reached (best accuracy {shown})" if len(seeds) else ""
 
 
 def _batch_and_lr(row: Any) -> str:

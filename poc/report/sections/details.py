@@ -115,14 +115,17 @@ def scaling_and_kvstores(results: Results) -> list[Block]:
         "efficiency is that of the most devices, from medians of interleaved repeats ([method](method.md))."
     )
     runs = results.runs[results.runs.step_seconds.notna() & results.runs.sync_seconds.notna() & ~results.runs.quick]
+    parts = ["step_seconds", "compute_seconds", "sync_seconds", "issue_seconds"]
+    runs = runs.assign(**{part: runs.groupby("setting")[part].transform("median") for part in parts})
+    runs = runs[runs.devices > 1].drop_duplicates("setting").sort_values(["elsewhere", "devices"], kind="stable")
     return [
         *section("Weak scaling by kvstore", about, markdown.table(lines)),
         *listing(
             "Step-time breakdown",
             "Measured after the training: a whole step, its computation alone, its gradient synchronisation alone, "
             "and the time that the host needs to enqueue it. A GPU run is launch-bound if enqueueing takes at least "
-            f"{LAUNCH_BOUND_SHARE:.0%} of the step.",
-            runs[runs.devices > 1],
+            f"{LAUNCH_BOUND_SHARE:.0%} of the step. Medians over repeats.",
+            runs,
             *("machine", "model, framework", "devices", "kvstore", "batch per device"),
             ("step (ms)", lambda row: markdown.number(row.step_seconds * 1e3)),
             ("compute (ms)", lambda row: markdown.number(row.compute_seconds * 1e3)),
@@ -142,6 +145,7 @@ def models(results: Results) -> list[Block]:
     """Return samples/s of every model, framework, precision and batch size on one device, a CPU with all its cores."""
     rows = results.timed.sort_values(["elsewhere", "model", "batch_per_device"], kind="stable")
     rows = rows[(rows.devices == 1) & rows.cores_per_worker.isna() & ~(rows.fewer_threads > 0)]
+    rows = rows[rows.accuracy_on != "validation split"]
     varied = [name for name in ("layout", "input_shape") if rows[name].nunique() > 1]
 
     def model(row: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from poc.published import MAIN_EPOCHS
 from poc.records.row import MEASURED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure, section
@@ -17,7 +18,7 @@ from poc.report.sections import search
 _MAX_TUNED = 3
 
 
-def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
+def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) -> pd.DataFrame:
     """Return the setting with the best learning rate at each global batch, its index, smallest first.
 
     It is the one that a search chose on the validation split, if there was one (the median over seeds, as in the table
@@ -25,7 +26,8 @@ def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     frequent number; those that ended at a target accuracy do not. A rate with which no seed diverged comes before
     others. A learning rate that was tried in several settings counts by the chosen one, else by the one with the
     `reference` batch per device, else by the one with most seeds. `change` is the change of the accuracy from that
-    global batch, `tried` how many learning rates were compared, from `lowest` to `highest`.
+    global batch, `tried` how many learning rates were compared, from `lowest` to `highest`, with those of `diverged`
+    trainings (`Results.diverged`); `highest` is infinite if one diverged with some seed.
     """
     rows = same_length(rows[rows.target_accuracy.isna()])
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
@@ -38,9 +40,12 @@ def best_by_batch(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     best = by_lr.sort_values(["is_middle", "chosen", "all_ended", "accuracy"], kind="stable")
     best = best.drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
-    rates = rows.groupby("global_batch").lr
-    best["tried"] = best.candidates.fillna(rates.nunique()).astype(int)
-    best["lowest"], best["highest"] = rates.min(), rates.max()
+    every = pd.concat(
+        [rows.assign(highest=rows.lr.mask(rows.diverged > 0, math.inf)), diverged.assign(highest=math.inf)]
+    )
+    every = every.groupby("global_batch")
+    best["tried"] = best.candidates.fillna(every.lr.nunique()).astype(int)
+    best["lowest"], best["highest"] = every.lr.min(), every.highest.max()
     change = best.accuracy - best.accuracy.get(reference, math.nan)
     return best.assign(change=change.where(best.index != reference))
 
@@ -49,15 +54,17 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return table, recommendation, figure, and the tuned recipes of a subject."""
     rows = results.headline(subject)
     reference = results.reference_batch(subject)
-    measured = best_by_batch(rows, reference)
-    published = {name: best_by_batch(group, reference) for name, group in results.published_machines(subject)}
+    diverged, machines = results.diverged(rows), results.published_machines(subject)
+    measured = best_by_batch(rows, diverged, reference)
+    published = {name: best_by_batch(group, results.diverged(group), reference) for name, group in machines}
     trained = same_length(rows[rows.target_accuracy.isna()])
-    batches = sorted({*measured.index, *(batch for best in published.values() for batch in best.index)})
+    of_published = [batch for best in published.values() for batch in best.index]
+    batches = sorted({*measured.index, *diverged.global_batch, *of_published})
     lines = [
         {
             "global batch": markdown.count(batch),
             "best lr": markdown.lr(row),
-            "lr tried": _tried(row, trained[trained.global_batch == batch].lr),
+            "lr tried": _tried(row, *(each[each.global_batch == batch].lr for each in (trained, diverged))),
             "accuracy": markdown.formatted(row.accuracy, ".3f"),
             f"change from batch {reference}": markdown.formatted(row.change, "+.3f"),
             "n": markdown.count(row.seeds),
@@ -71,7 +78,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     epochs = f", {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else ""
     about = (
         f"Test accuracy of {subject.label} at the best learning rate that was tried, {results.recipe(subject)}"
-        f"{epochs}{'; published: accuracy (learning rate)' if published else ''}. n is the number of seeds."
+        f"{epochs}{f'; published: accuracy (learning rate) after {MAIN_EPOCHS} epochs' if published else ''}. "
+        "n is the number of seeds."
         + (" Emulated devices count: their accuracy is that of real ones." if measured.emulated.any() else "")
         + (" Where a search chose a learning rate, the row shows that one." if measured.chosen.any() else "")
     )
@@ -90,22 +98,28 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     if len(searched):
         alike = [searched[name].isin(trained[name]) for name in ("kind", "dtype", "framework", "epochs")]
         same = searched[np.logical_and.reduce([searched.test_recipe.isin(rows.training_recipe), *alike])]
+    on_cpu = len(rows) > 0 and (rows.kind == "cpu").all()
     return section(
         "Learning rate and global batch",
-        *(about, markdown.table(lines), _recommendation(measured, same, published, reference, subject), drawn),
+        *(about, markdown.table(lines), _recommendation(measured, same, published, reference, subject, on_cpu), drawn),
         *(*search.blocks(results, subject, searched), _tuned(results, subject)),
     )
 
 
-def _tried(best: Any, rates: pd.Series[float]) -> str:
+def _tried(best: Any, rates: pd.Series[float], diverged: pd.Series[float]) -> str:
     """Return the learning rates of the trainings at a global batch, or how many a search compared."""
     if best.chosen is True:
         return f"{best.tried:.0f} by a search"
-    return ", ".join(f"{lr:.3g}" for lr in sorted({*rates}))
+    return ", ".join(f"{lr:.3g}" + ("" if lr in {*rates} else " (diverged)") for lr in sorted({*rates, *diverged}))
 
 
 def _recommendation(
-    measured: pd.DataFrame, searched: pd.DataFrame, published: dict[str, pd.DataFrame], reference: int, subject: Subject
+    measured: pd.DataFrame,
+    searched: pd.DataFrame,
+    published: dict[str, pd.DataFrame],
+    reference: int,
+    subject: Subject,
+    on_cpu: bool,
 ) -> str:
     """Recommend a learning rate per global batch: one that a search found, else the best tried or published."""
     texts = _best_rates(measured[measured.tried > 1], reference)  # of one alone nothing follows
@@ -122,7 +136,7 @@ def _recommendation(
         return f"**Recommendation:** {_sentence(texts)}."
     for name, best in published.items():
         if texts := _best_rates(best[best.tried > 1], reference):
-            option = " --set kind=cpu" if len(measured) and (measured.kind == "cpu").all() else ""
+            option = " --set kind=cpu" if on_cpu else ""
             command = f"; run `./run_all.sh learning_rate{option}` to compare learning rates on this machine"
             text = _sentence(texts) + (command if subject.is_main else "")
             return f"**Recommendation, as published for {name}:** {text}."

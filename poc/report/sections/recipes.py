@@ -82,7 +82,7 @@ def _lines(rows: pd.DataFrame) -> list[dict[str, str]]:
 def _line(row: Any, varied: Sequence[str]) -> dict[str, str]:
     is_synthetic = row.dataset == "synthetic"
     model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *filter(None, [markdown.images(row)])]
-    model += filter(None, [*(getattr(row, name) for name in varied), row.environment])
+    model += filter(None, [*(getattr(row, name) for name in varied), row.options, row.environment])
     accuracy = "" if is_synthetic else markdown.accuracy(row)
     if row.outcome != COMPLETED:
         accuracy = row.outcome + (f": {row.reason}" if row.reason else "")

@@ -86,7 +86,9 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         rows = pd.concat([rows, *over_hosts])
         is_published = (rows.origin != MEASURED).any()
         curves = series(results, rows, without_speedup=is_published)
-        named += [(name, curve) for curve in curves or series(results, rows, without_speedup=True)]
+        if all(curve.quick[0] for curve in curves):  # quick runs do not hide others
+            curves += series(results, rows[~rows.quick] if curves else rows, without_speedup=True)
+        named += [(name, curve) for curve in curves]
     # Published batches without a speed-up are shown only if they were measured, too.
     batches = {curve.batch_per_device[0] for _, curve in named if curve.origin[0] == MEASURED}
     named = [each for each in named if each[1].speedup.count() > 1 or each[1].batch_per_device[0] in batches]

@@ -60,21 +60,18 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     def run(recipe: str) -> str:
         return f"run `./run_all.sh {recipe}`" if subject.is_main else "not measured"
 
-    real = learning_rate.best_by_batch(rows[~rows.emulated], results.reference_batch(subject))
-    best = real.accuracy.max()
-    shown = f"{best:.3f}" if float(f"{best:.3f}") < results.target else f"{best:.4f}"
-    not_reached = f"not reached: {shown}" if best < results.target else "not reached by every seed"
-    reached = run("cifar10_resnet50") if pd.isna(best) else not_reached
-    equal_cards = re.fullmatch(r"(\d+)x [^+]*", rows.hardware.iloc[0]) if len(rows) else None
+    reached = cost.missed(results, rows) or run("cifar10_resnet50")
+    own = results.measured[results.measured.machine == results.machine]
+    equal_cards = re.fullmatch(r"(\d+)x [^+]*", own.hardware.iloc[0]) if len(own) else None
     if equal_cards and equal_cards[1] == "1":
         scaled = ["this machine has one device"] * 2
     elif equal_cards and not subject.is_main:
-        scaled = [f"not measured: `--set devices=1,{equal_cards[1]}`"] * 2
+        scaled = [f"not measured: the recipe with `--set devices=1,{equal_cards[1]}`"] * 2
     else:
         scaled = [run("scaling")] * 2
     if subject.is_main and subject.dataset == "synthetic":
         return [run("throughput"), *scaled, *["needs the images: `--data DIR`"] * 4]
-    is_cpu = len(rows) > 0 and rows.kind.iloc[0] == "cpu"
+    is_cpu = len(own) > 0 and (own.kind == "cpu").all()
     tuning = run("learning_rate --set kind=cpu" if is_cpu else "learning_rate")
     return [run("throughput"), *scaled, run("cifar10_resnet50"), tuning, reached, reached]
 
@@ -88,7 +85,7 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
     last = {curve.batch_per_device[0]: curve.iloc[-1] for curve in scaling.series(results, rows)}
     max_devices = max((row.devices for row in last.values()), default=0)
     speedups = [_speedup(last[size], max_devices) if size in last else "—" for size in (batch, 2 * batch, 4 * batch)]
-    best = learning_rate.best_by_batch(rows, batch)
+    best = learning_rate.best_by_batch(rows, results.diverged(rows), batch)
     ends = best[(best.index == batch) | (best.index == best.index.max())]
     largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
     tuned = [

@@ -54,6 +54,7 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
     for devices in sorted({1.0, rows.devices.max()} if len(rows) else ()):
         group = rows[rows.devices == devices]
         group = repeats.some_or_all(group, group.cores_per_worker.isna())
+        group = repeats.some_or_all(group, ~group.quick)
         group = repeats.some_or_all(group, group.batch_per_device == MAIN_BATCH)
         trained = same_length(group[group.target_accuracy.isna()])
         best = trained.sort_values(["accuracy", "started"], ascending=False, kind="stable")
