@@ -105,6 +105,17 @@ def test_pytorch_s_networks_have_the_same_costs(name: str) -> None:
     assert (trained, counted) == (network.cost.parameters, network.cost.forward_multiply_adds)
 
 
+@needs_torch
+def test_only_batch_norms_that_do_not_need_it_stop_counting() -> None:
+    from torch import nn
+
+    from poc.frameworks.pytorch.networks import stop_counting_batches
+
+    layers = [nn.BatchNorm2d(3), nn.BatchNorm2d(3, momentum=None), nn.SyncBatchNorm(3)]
+    stop_counting_batches(nn.Sequential(*layers))
+    assert [layer.num_batches_tracked is None for layer in layers] == [True, False, False]
+
+
 def test_an_unknown_network_is_refused_and_multiply_adds_grow_with_the_area() -> None:
     small = NETWORKS["cifar_resnet8_v2"]
     assert small.multiply_adds(64) == 4 * small.cost.forward_multiply_adds

@@ -1,6 +1,7 @@
 """Data sets of a recipe. To add one: a class here, a member of `Data`, and its loader in `poc/data`."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args
 
 import pydantic
@@ -33,6 +34,7 @@ class DataId(NamedTuple):
         return " ".join(filter(None, self))
 
 
+LocalPath = Annotated[str, pydantic.BeforeValidator(lambda raw: str(raw) if isinstance(raw, Path) else raw)]
 ValidateOn = Literal["test", "held-out"]
 _VALIDATE_ON: Any = field(default="test", label="accuracy on the validation split")
 
@@ -258,7 +260,7 @@ class Folder(_Photos):
     """JPEG and PNG files in `path`/train/CLASS/ and `path`/val/CLASS/; classes are numbered by their sorted names."""
 
     name: Literal["folder"] = "folder"
-    path: str = field(local=True)
+    path: LocalPath = field(local=True)
     classes: CountOrZero = 0
 
 
@@ -267,8 +269,8 @@ class Records(_Photos):
     """RecordIO files as im2rec writes them, with labels from 0 to `classes` - 1."""
 
     name: Literal["records"] = "records"
-    train: str = field(local=True)
-    val: str = field(local=True)
+    train: LocalPath = field(local=True)
+    val: LocalPath = field(local=True)
     classes: Count = field()
 
 
@@ -280,8 +282,8 @@ class Arrays(_Images):
     """
 
     name: Literal["arrays"] = "arrays"
-    path: str = field(local=True)
-    crop: CountOrZero = field(default=0, label="crop {}")
+    path: LocalPath = field(local=True)
+    crop: CountOrZero = 0
     """As in `CIFAR10`; 0: the shorter side."""
     pad: CountOrZero = field(default=0, label="pad {}")
     mirror: Flag = field(default=False, label="horizontal flip")

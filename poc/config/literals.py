@@ -12,7 +12,7 @@ CALLABLE: Mapping[str, Any] = {name: getattr(config, name) for name in config.__
 """What a value may call, by name: what a recipe may import from `poc`."""
 _WORD = re.compile(r"[A-Za-z][\w.-]*")
 _MODEL = re.compile(r"(?<![\w./\"'-])[\w./-]+:[\w.-]+")  # without quotes, as timm:resnet18
-_EXAMPLES = "give a number, a word, several with commas, or a call such as Linear(base=0.1, per=256)"
+_EXAMPLES = 'give a number, a word, a text in quotes, several with commas, or a call such as Folder("photos/a")'
 
 
 def fields(settings: Sequence[str]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Training:
 
 def _seeds(value: Any) -> Any:
     """Return 0 and upwards for a number of seeds, no more than makes the recipe too large."""
-    return tuple(range(min(value, _MOST_RUNS + 1))) if type(value) is int else value
+    return tuple(range(min(value, _MOST_RUNS + 1))) if type(value) is int and value > 0 else value
 
 
 @configuration
@@ -288,7 +288,8 @@ class Recipe:
         for name, setting in itertools.product(("kvstore", "emulated", "gradient_noise"), settings):
             value, has_effect = getattr(setting, name), several or (accumulates and name == "gradient_noise")
             if not has_effect and value != getattr(Setting, name):
-                raise UserError(f"{name}={value} needs at least 2 devices; set devices=, or remove it")
+                how = "set devices= or accumulate=" if name == "gradient_noise" else "set devices="
+                raise UserError(f"{name}={value} needs at least 2 devices; {how}, or remove it")
 
     def with_fields(self, fields: Mapping[str, Any]) -> Recipe:
         """Return this recipe with other values of some fields, in its quick version, too.

@@ -20,6 +20,7 @@ from poc.config.datasets import HELD_OUT, Own, held_out_images
 from poc.config.fields import local_fields
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, Pixels, usable_threads
 from poc.data.photos import ClassFolders, Photos, RecordFile, chunks, read
+from poc.data.recordio import check_end
 from poc.values import UserError, write_atomically
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -125,7 +126,7 @@ def _files(spec: Folder | Records) -> tuple[Any, Any]:
 def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path) -> str:
     """Return the checksum of names and bytes of files, from the cache if none has changed since it was computed.
 
-    Raises UserError for a file that cannot be read, or has none of these `starts`.
+    Raises UserError for a file that cannot be read, or has none of these `starts`, and for a photo that is cut off.
     """
 
     def digest(name: str, path: Path) -> bytes:
@@ -135,6 +136,8 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path)
             of_file.update(content)
         if not start.startswith(starts):
             raise UserError(f"data: {path} is not an image (JPEG or PNG); replace or remove it")
+        if starts is _IMAGES:
+            check_end(path.read_bytes(), path)
         return name.encode(errors="surrogateescape") + b"\0" + of_file.digest()
 
     try:

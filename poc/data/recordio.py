@@ -54,8 +54,7 @@ def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
 
 def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:
     """Decode an image, (height, width, 3), blue first; raises UserError if it is none, or larger than any photo."""
-    if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):  # OpenCV would leave what is missing uninitialised
-        raise UserError(f"data: {where} is a truncated JPEG; replace it")
+    check_end(encoded, where)
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
     except cv2.error:  # larger than the limit in poc/__init__.py
@@ -63,6 +62,12 @@ def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:
     if pixels is None:
         raise UserError(f"data: {where} is not an image that can be decoded; replace it")
     return np.asarray(pixels, np.uint8)
+
+
+def check_end(encoded: bytes, where: object) -> None:
+    """Raise UserError for a JPEG that is cut off, of which OpenCV would leave what is missing uninitialised."""
+    if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):
+        raise UserError(f"data: {where} is a truncated JPEG; replace it")
 
 
 def _has_end(jpeg: bytes) -> bool:

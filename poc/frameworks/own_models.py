@@ -97,6 +97,8 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
         package, level = (node.module, node.level) if isinstance(node, ast.ImportFrom) else ("", 0)
         for alias in node.names:
             parts = [*filter(None, (package or "").split(".")), *alias.name.split(".")]
+            if parts[0] == "poc":  # of a recipe in the same file
+                continue
             # Of where packages are installed only its own one is the model's.
             package_homes = [root] if parts[0] == file.relative_to(root).parts[0] else []
             for base in [*file.parents][level - 1 : level] if level else [file.parent, folder, *package_homes]:

@@ -35,6 +35,7 @@ from poc.values import UserError, one_line, to_plain
 T = TypeVar("T")
 EVALUATION_BATCH = 250
 _GPU_EVALUATION_BATCH = 1_000
+_PREFETCHED_BYTES = 1 << 30  # of large batches of photos a window would fill the memory
 # The parent looks for a heartbeat once a second; steps that are enqueued may use this share of its patience.
 _HEARTBEAT_SECONDS = 1.0
 _SILENCE_SHARE = 0.1
@@ -133,8 +134,10 @@ class Worker:
         )
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
+        batch_bytes = run.global_batch // run.workers * 3 * run.data.crop**2
+        depth = max(2, min(run.window, _PREFETCHED_BYTES // batch_bytes))
         with (
-            data.prefetch(host_batches, depth=run.window) as ahead,
+            data.prefetch(host_batches, depth=depth) as ahead,
             data.prefetch(map(session.place, ahead), depth=2) as placed,
         ):
             batches = self._with_heartbeat(placed)

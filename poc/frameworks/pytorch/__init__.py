@@ -131,7 +131,9 @@ def _check(optimizer: config.TorchOptimizer) -> None:
     _, errors = process.communicate(json.dumps(to_plain(optimizer)))
     if process.returncode:
         *_, last = errors.strip().splitlines() or [f"PyTorch ended with exit code {process.returncode}"]
-        raise UserError(f"TorchOptimizer: {last.partition(': ')[2] or last}")  # after the type of the error
+        raise UserError(
+            f"TorchOptimizer: {optimizer.algorithm}: {last.partition(': ')[2] or last}"
+        )  # after the type of the error
 
 
 def count_model(run: Run) -> Cost:

@@ -189,7 +189,8 @@ def stop_counting_batches(net: nn.Module) -> None:
     """Let the batch norms of `net` not count batches, an operator each per step, where nothing reads the count."""
     for layer in net.modules():
         # Without a momentum the running statistics are means over all batches.
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is not None:
+        counts = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
+        if counts and layer.momentum is not None:
             layer.num_batches_tracked = None
 
 
