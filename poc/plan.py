@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from poc import frameworks, search
-from poc.config import AUTO, NODE, Device, Recipe, Search, Setting, Training, networks
+from poc.config import AUTO, NODE, Device, Folder, ImageNet, Recipe, Records, Search, Setting, Training, networks
 from poc.config.datasets import with_validation_split
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
@@ -16,13 +16,17 @@ from poc.host.environment import POC
 from poc.host.hardware import Hardware, gpu_problem
 from poc.values import UserError, value
 
-# For estimates only: the share of its peak that training reaches on a CPU, and on a GPU: 0.129 and 0.140 from the
-# published 1,100 and 2,900 samples/s of ResNet-50 on a K80 (2,496 cores, 875 MHz) and a P100 (3,584, 1,480 MHz).
-_CPU_EFFICIENCY = 0.8
-_GPU_EFFICIENCY = 0.13
+# For estimates only: the share of its peak that training reaches on a CPU, where bfloat16 was 1.5 times as fast and an
+# image of the smallest models took as long as 12 million operations more, by the runs in reference/.
+_CPU_EFFICIENCY, _CPU_BFLOAT16, _CPU_OPERATIONS = 0.8, 1.5, 1.2e7
+# On a GPU 0.129 and 0.140 from the published 1,100 and 2,900 samples/s of ResNet-50 on a K80 (2,496 cores, 875 MHz) and
+# a P100 (3,584, 1,480 MHz). With images of 224 pixels ResNet-50 reached 0.28 to 0.57 on a K80, a P100 and a V100
+# (TensorFlow's benchmarks; NVIDIA NGC), and tensor cores made it three times as fast.
+_SMALL_CROP, _GPU_EFFICIENCY, _GPU_EFFICIENCY_LARGE, _TENSOR_CORES, _TENSOR_CORES_LARGE = 64, 0.13, 0.45, 2, 3
 # A K80's, for a card whose driver reports no clock.
 _GPU_FLOPS = 4.4e12
-_START_SECONDS = 6.0
+START_SECONDS = {"cpu": 2.0, "gpu": 6.0}
+_PHOTOS_PER_CORE_SECOND = 200  # that are decoded
 # A batch is not tried on a GPU if it is estimated to need so many times its memory.
 _HOPELESS = 4
 # Memory of a process with a framework before it trains, and the share of a machine's memory that a run may use.
@@ -140,7 +144,8 @@ def _search_seconds(batches: Iterable[tuple[Run, ...]], hardware: Hardware) -> f
         first = candidates[0]
         starts = sum(count for _, count in search.rungs(first.epochs, len(candidates)))
         epochs = search.rung_epochs(first.epochs, len(candidates))
-        seconds += starts * _START_SECONDS + (estimate(first, hardware) - _START_SECONDS) * epochs / first.epochs
+        start = START_SECONDS[first.kind]
+        seconds += starts * start + (estimate(first, hardware) - start) * epochs / first.epochs
         has_rules = number > 0 and first.search and first.search.rules
         seconds += estimate(first.tunes or first, hardware) * (3 if has_rules else 1)
     return seconds
@@ -282,21 +287,36 @@ def _too_large(run: Run, hardware: Hardware) -> str:
     return f"needs about {gib:.0f} GiB of memory, this machine has {available:.0f}: use a smaller batch"
 
 
-def estimate(run: Run, hardware: Hardware) -> float:
-    """Return a rough estimate of the wall time of `run` on this machine, in seconds."""
+def estimate(run: Run, hardware: Hardware, pace: float = 1.0) -> float:
+    """Return a rough estimate of the wall time of `run` on this machine, in seconds.
+
+    `pace` is the measured over the estimated time of such trainings.
+    """
+    seconds = pace * training_seconds(run, hardware)
+    return START_SECONDS[run.kind] + (seconds if run.seconds is None else min(seconds, run.seconds))
+
+
+def training_seconds(run: Run, hardware: Hardware) -> float:
+    """Return a rough estimate of the time for all steps and evaluations of `run`, in seconds, without its start."""
+    trained, evaluated = run.last_step * run.global_batch, run.last_epoch * run.data.evaluation_images * run.evaluate
     forward = 2 * run.network.multiply_adds(run.data.input_shape[-1])
-    flops = 3 * forward * run.last_step * run.global_batch
-    if run.evaluate:
-        flops += forward * run.last_epoch * run.data.evaluation_images
+    is_small = run.data.input_shape[-1] <= _SMALL_CROP
     if run.kind == "cpu":
         share = run.workers * (run.cores_per_worker or hardware.cores) / hardware.cores  # above 1 with several hosts
-        speed = hardware.cpu_flops * _CPU_EFFICIENCY * share * (2 if run.dtype == "bfloat16" else 1)
+        speed = hardware.cpu_flops * _CPU_EFFICIENCY * share * (_CPU_BFLOAT16 if run.dtype == "bfloat16" else 1)
+        forward += _CPU_OPERATIONS
     else:
         replicas = 1 if run.emulated else run.devices
         peaks = sorted((gpu.flops for gpu in hardware.gpus), reverse=True)[: -(-replicas // hardware.hosts)]
-        speed = replicas * _GPU_EFFICIENCY * (min(peaks, default=0.0) or _GPU_FLOPS)  # the slowest sets the pace
-    seconds = flops / speed
-    return _START_SECONDS + (seconds if run.seconds is None else min(seconds, run.seconds))
+        efficiency = _GPU_EFFICIENCY if is_small else _GPU_EFFICIENCY_LARGE
+        if run.dtype != "float32" and min((gpu.capability for gpu in hardware.gpus), default=(0, 0)) >= (7, 0):
+            efficiency *= _TENSOR_CORES if is_small else _TENSOR_CORES_LARGE
+        speed = replicas * efficiency * (min(peaks, default=0.0) or _GPU_FLOPS)  # the slowest sets the pace
+    seconds = (3 * trained + evaluated) * forward / speed
+    if isinstance(run.data, (Folder, ImageNet, Records)):
+        decoding = (trained + evaluated) / (_PHOTOS_PER_CORE_SECOND * hardware.cores * hardware.hosts)
+        seconds = seconds + decoding if run.kind == "cpu" else max(seconds, decoding)
+    return seconds
 
 
 def select(planned: list[Planned], ids: list[str] | None) -> list[Planned]:

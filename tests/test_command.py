@@ -280,7 +280,6 @@ def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, pr
     add(home / "results", Record.from_json(fields))
     after = printed("plan", "--json", "--machine", "mine")
     assert (after["runs"], after["done"], after["price_per_hour"]) == (2, 1, None)
-    assert after["seconds"] < before["seconds"]
     verbose = printed("plan", "--verbose")
     assert all(line["id"] in verbose for line in before["planned"])
 

@@ -131,7 +131,7 @@ def test_a_record_of_another_schema_is_refused(schema: int, tmp_path: Path) -> N
 def test_a_record_with_a_setting_of_a_newer_version_is_refused_or_its_run_would_be_repeated(tmp_path: Path) -> None:
     path, fields = tmp_path / "journal", record_of().to_json()
     path.write_text(json.dumps({**fields, "run": {**fields["run"], "schedule_free": True}}) + "\n")
-    with pytest.raises(UserError, match=r"line 1 is of a newer version .*schedule_free"):
+    with pytest.raises(UserError, match=r"line 1: .*schedule_free.*; git pull"):
         journal.read([path])
 
 

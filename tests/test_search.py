@@ -14,7 +14,7 @@ import pytest
 from poc import CIFAR10, SGD, AdamW, Fixed, Recipe, Search, Synthetic, data, search
 from poc.config.run import Run
 from poc.data import sources
-from poc.plan import estimate, plan
+from poc.plan import START_SECONDS, estimate, plan, training_seconds
 from poc.records import journal
 from poc.records.record import COMPLETED, FAILED, INTERRUPTED, LOST, WorkerResult
 from poc.run import workload
@@ -101,10 +101,12 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
     assert paused.id != candidate.id
     assert place.checkpoints_of(paused) == place.checkpoints_of(candidate)
     assert not paused.whole_epochs
-    assert estimate(paused, MACHINE) - 6 == pytest.approx((estimate(candidate, MACHINE) - 6) / 4)
-    per_epoch = [(estimate(batch[0], MACHINE) - 6) / 12 for batch in item.searched]
+    assert training_seconds(paused, MACHINE) == pytest.approx(training_seconds(candidate, MACHINE) / 4)
+    per_epoch = [training_seconds(batch[0], MACHINE) / 12 for batch in item.searched]
     after = [estimate(batch[0].tunes, MACHINE) for batch in item.searched]
-    assert item.seconds == pytest.approx(3 * 23 * 6 + 44 * sum(per_epoch) + after[0] + 3 * sum(after[1:]))
+    assert item.seconds == pytest.approx(
+        3 * 23 * START_SECONDS["cpu"] + 44 * sum(per_epoch) + after[0] + 3 * sum(after[1:])
+    )
 
 
 def test_schedule_and_optimizer_can_be_searched_too() -> None:

@@ -12,7 +12,7 @@ import pytest
 from poc import Folder, Recipe, published
 from poc.config.datasets import DataId
 from poc.host.hardware import Hardware
-from poc.plan import Planned, estimate, plan
+from poc.plan import START_SECONDS, Planned, plan, training_seconds
 from poc.published import prices
 from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record
@@ -38,13 +38,20 @@ def test_items_are_ordered_by_priority_then_searches_then_duration_class_then_as
 def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     context = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + 1000)
     run = record_of().run
-    item = Planned(run=run, seconds=400.0)
-    assert RuntimeEstimator(context, []).seconds(item) == 400.0
-    seconds = estimate(run, record_of().hardware)
-    records = [record_of(wall=factor * seconds) for factor in (2.0, 3.0, 10.0)]
-    records += [record_of(wall=50 * seconds, outcome=FAILED), record_of(wall=seconds / 2, run={"model": "vgg16"})]
+    start = START_SECONDS["cpu"]
+    item = Planned(run=run, seconds=start + 400.0)
+    assert RuntimeEstimator(context, []).seconds(item) == start + 400.0
+    # Records whose epochs last 4 s, and as many times as long.
+    measured = run.epochs * 4.0 / training_seconds(dataclasses.replace(run, evaluate=False), record_of().hardware)
+    records = [record_of(wall=9.0, epoch_seconds=[4.0 * factor] * 6) for factor in (2.0, 3.0, 10.0)]
+    records += [record_of(wall=9.0, epoch_seconds=[200.0] * 6, outcome=FAILED), record_of(run={"model": "vgg16"})]
     estimator = RuntimeEstimator(context, records)
-    assert estimator.factor(run) == pytest.approx(5.0)
+    assert estimator.factor(run) == pytest.approx(5.0 * measured)
+    # The start is no slower, nor a burst that ends by the clock longer.
+    item = Planned(run=run, seconds=start + 400.0 / measured)
+    assert estimator.seconds(item) == pytest.approx(start + 2000.0)
+    burst = dataclasses.replace(run, seconds=15.0)
+    assert estimator.seconds(Planned(run=burst, seconds=start + 15.0)) == start + 15.0
     assert not estimator.fits(item)
     # A run that was begun counts from its checkpoint on, and continues though it does not fit.
     folder, conditions = context.checkpoints_of(run), context.conditions_of(run)
@@ -56,20 +63,20 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     save(run.steps // 2, commit="another")
     assert not estimator.fits(item)
     save(run.steps // 4)
-    assert estimator.seconds(item) == pytest.approx(1500.0)
-    assert estimator.fits(Planned(run=run, seconds=4000.0))
+    assert estimator.seconds(item) == pytest.approx(start + 1500.0)
+    assert estimator.fits(Planned(run=run, seconds=start + 4000.0))
     assert not RuntimeEstimator(dataclasses.replace(context, until=time.monotonic() - 1), []).fits(item)
     # The last checkpoint of a repeat is of no use to another one.
     save(run.steps)
     checkpoint.remove(folder, but=run.steps)
-    assert estimator.seconds(item) == pytest.approx(2000.0)
+    assert estimator.seconds(item) == pytest.approx(start + 2000.0)
     assert not estimator.fits(item)
     # A model that is no longer known teaches nothing.
     unknown = record_of(run={"model": "gone"})
     assert RuntimeEstimator(context, [unknown]).factor(unknown.run) == 1
 
 
-@pytest.mark.parametrize(("seconds", "begun"), [(600, [0.02, 0.1]), (100, [0.02])])
+@pytest.mark.parametrize(("seconds", "begun"), [(600, [0.02, 0.1, 0.2]), (100, [0.02])])
 def test_a_longer_run_than_fits_is_begun_last_if_there_is_time_for_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, begun: list[float]
 ) -> None:

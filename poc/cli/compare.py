@@ -114,7 +114,7 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
 def _conditions(side: pd.DataFrame) -> dict[str, str]:
     """Return all values of each condition in the repeats of a run, of those that completed if any did."""
     rows = repeats.some_or_all(side, side.outcome == COMPLETED)[_CONDITIONS].convert_dtypes()
-    return {name: ", ".join(rows[name].dropna().astype(str).unique()) for name in _CONDITIONS}
+    return {name: ", ".join(map(str, sorted(rows[name].dropna().unique()))) for name in _CONDITIONS}
 
 
 def as_json(comparison: Any) -> str:

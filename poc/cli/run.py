@@ -144,7 +144,7 @@ def _sweep_options(options: Options, started: str, names: Sequence[str], machine
         since
         and last
         and last.again_since
-        and last.machine in (machine or last.machine,)
+        and machine in ("", last.machine)
         and {*last.recipes} == {*(options.recipes or names)}
     ):
         since = last.again_since

@@ -283,7 +283,7 @@ class Arrays(_Images):
 
     name: Literal["arrays"] = "arrays"
     path: LocalPath = field(local=True)
-    crop: CountOrZero = 0
+    crop: CountOrZero = field(default=0, label="crop {}")
     """As in `CIFAR10`; 0: the shorter side."""
     pad: CountOrZero = field(default=0, label="pad {}")
     mirror: Flag = field(default=False, label="horizontal flip")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from poc.config import SGD, Synthetic, Training, networks
-from poc.config.datasets import HELD_OUT, Cifar, Own
+from poc.config.datasets import HELD_OUT, Arrays, Cifar, Own
 from poc.config.fields import changed, configuration, field, labels
 from poc.config.rates import Schedule, Search
 from poc.values import Count, CountOrZero, Flag, from_plain, to_plain
@@ -95,10 +95,11 @@ class Run(Schedule, Training):
     def is_baseline(self) -> bool:
         """True if optimizer and augmentation are the main study's, or the defaults of a data set of the user's own.
 
-        The schedule of the learning rate may differ.
+        The schedule of the learning rate may differ, and the size of images in arrays.
         """
         plain = not (self.label_smoothing or self.zero_init_gamma or self.mean or self.std) and self.accumulate == 1
-        plain_data = isinstance(self.data, Synthetic) or not labels(dataclasses.replace(self.data, validate_on="test"))
+        data = dataclasses.replace(self.data, crop=0) if isinstance(self.data, Arrays) else self.data
+        plain_data = isinstance(data, Synthetic) or not labels(dataclasses.replace(data, validate_on="test"))
         return bool(plain and plain_data and self.optimizer == SGD())
 
     def __str__(self) -> str:

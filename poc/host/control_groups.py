@@ -22,7 +22,8 @@ def core_seconds(system: Path = Path("/")) -> float | None:
     group = min(_quotas(system), default=(0.0, system))[1]
     if used := re.search(r"^usage_usec (\d+)$", text(group / "cpu.stat"), re.MULTILINE):
         return int(used[1]) / 1e6
-    nanoseconds = text(group / "cpuacct.usage")
+    accounting = Path(f"{group}/".replace("/sys/fs/cgroup/cpu/", "/sys/fs/cgroup/cpuacct/"))  # may be apart
+    nanoseconds = text(group / "cpuacct.usage") or text(accounting / "cpuacct.usage")
     return int(nanoseconds) / 1e9 if nanoseconds else None
 
 

@@ -78,7 +78,7 @@ def detect() -> Hardware:
     # The first product also starts the library's threads.
     product_seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=3))
     return Hardware(
-        cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
+        cpu=_cpuinfo("model name") or " ".join(filter(None, [platform.machine(), _cpuinfo("CPU part")])),
         cores=usable_cores(),
         memory_bytes=usable_memory(),
         cpu_flops=2 * 1024**3 / product_seconds,
@@ -157,8 +157,9 @@ def core_times(system: Path = Path("/")) -> tuple[int, float, float]:
     quota, used = control_groups.core_quota(system), control_groups.core_seconds(system)
     if quota is not None and used is not None and quota < len(usable):
         return max(1, int(quota)), used, 0.0
-    if max(usable) < len(cores):  # a container may renumber its cores
-        cores = [cores[core] for core in usable]
+    numbers = [int(number) for number in re.findall(r"^cpu(\d+) ", text(system / "proc/stat"), re.MULTILINE)]
+    if usable <= {*numbers} and len(numbers) == len(cores):  # a container may renumber its cores
+        cores = [core for number, core in zip(numbers, cores) if number in usable]
     busy = sum(core.user + core.nice + core.system + core.irq + core.softirq for core in cores)
     return len(cores), busy, sum(core.steal for core in cores)
 
@@ -194,7 +195,10 @@ def core_groups(
         return int(siblings[0]) if siblings else core  # such as "0,4" or "0-1"
 
     first = {physical(core): core for cores in nodes.values() for core in reversed(cores)}.values()
-    has_enough = workers * cores_per_worker <= len(first)
+    largest = max(nodes.values(), key=len)
+    # A worker that fits on a node with both hyperthreads of its cores is not spread over two nodes.
+    would_spread = sum(core in first for core in largest) < cores_per_worker <= len(largest)
+    has_enough = workers * cores_per_worker <= len(first) and not would_spread
     free = {
         node: sorted((core for core in cores if core in first or not has_enough), key=physical)
         for node, cores in nodes.items()

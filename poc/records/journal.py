@@ -140,7 +140,8 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 schema = fields["schema"]
                 record = Record.from_json(fields) if schema == SCHEMA else None
             except UnknownFieldError as error:
-                raise UserError(f"{path}: line {number} is of a newer version of this project ({error})") from None
+                unknown, advice = str(error).partition(";")[0], "git pull if it is of a newer version, else delete it"
+                raise UserError(f"{path}: line {number}: {unknown}; {advice}") from None
             except (LookupError, RecursionError, TypeError, ValueError, UserError) as error:
                 print(f"{path}: line {number} is left out: {error}", file=sys.stderr)
                 continue

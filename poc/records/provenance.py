@@ -32,9 +32,7 @@ def commit() -> str:
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
         head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
-        changed = subprocess.run(
-            [*git, "diff", "--quiet", "HEAD", "--", f":/{file.parents[1].name}"], **options
-        ).returncode
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/poc"], **options).returncode
     except (OSError, subprocess.CalledProcessError):
         return f"unknown-{hashed}"
     return head.stdout[:12] + (f"-dirty-{hashed}" if changed else "")

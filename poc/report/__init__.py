@@ -64,7 +64,9 @@ def write(
     measured_here = table[
         (table.origin == MEASURED) & table.machine.isin([record.infrastructure for record in records])
     ]
-    results = Results(table, studies, this_machine(measured_here, last_run), target, last_run)
+    machine = this_machine(measured_here, last_run)
+    of_machine = last_run if last_run and machine in ("", last_run.machine) else None
+    results = Results(table, studies, machine, target, of_machine)
     return write_pages(results, page=page, folder=folder, sample=sample)
 
 

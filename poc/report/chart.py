@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 _STYLE: dict[str, Any] = {
     "svg.hashsalt": "poc",  # else every run of the program gives its clip paths new names
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a machine's name may have dollars
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana"],  # matplotlib lays out in the first; the second is as wide
     "font.size": 15,

@@ -193,7 +193,14 @@ def short_framework(row: Any) -> str:
 
 def images(row: Any) -> str:
     """Return the name of images other than those of published studies, else ""."""
-    return "" if row.dataset.split(" ")[0] in STUDIED else row.dataset
+    return "" if row.dataset in STUDIED else row.dataset
+
+
+def differences(rows: Iterable[Any]) -> Callable[[Any], str]:
+    """Return a function that names framework and images of a measured row, as far as those of the `rows` differ."""
+    measured = [row for row in rows if row.origin == "measured"]
+    shows = [show for show in (short_framework, lambda row: row.dataset) if len({*map(show, measured)}) > 1]
+    return lambda row: "".join(f", {show(row)}" for show in shows if row.origin == "measured")
 
 
 def _model(row: Any) -> str:

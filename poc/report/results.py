@@ -21,7 +21,17 @@ TARGET = 0.75  # accuracy whose time and cost are shown unless the user sets ano
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
-_SHARED = ["kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape", "options"]
+_HEADLINE_COLUMNS = [
+    "hardware",
+    "kind",
+    "framework",
+    "dtype",
+    "layout",
+    "training_recipe",
+    "dataset",
+    "input_shape",
+    "options",
+]
 
 
 class Subject(NamedTuple):
@@ -153,10 +163,10 @@ class Results:
     def headline(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
         """Settings of the subject that are compared with published rows.
 
-        They share device kind, framework, precision, layout, recipe and images: those on GPUs before those on CPUs,
-        then the group that reached most devices, has most settings, is float32, is MXNet, and is the latest. Of another
-        machine those are preferred that are like this one's. Only synchronous training counts, and only the baseline
-        recipe, except for another model that was not trained with it.
+        They share hardware, device kind, framework and its options, precision, layout, recipe and images: those on GPUs
+        before those on CPUs, then the group that reached most devices, has most settings, is float32, is MXNet, and is
+        the latest. Of another machine those are preferred that are like this one's. Only synchronous training counts,
+        and only the baseline recipe, except for another model that was not trained with it.
         """
         rows, this = self.of(subject, machine), pd.DataFrame()
         if machine not in (None, self.machine):
@@ -172,14 +182,15 @@ class Results:
             counts = is_alike, first.kind == "gpu", real_devices, (~group.quick).sum()
             return *counts, first["dtype"] == "float32", first.framework.startswith("MXNet"), group.started.max()
 
-        groups = rows.groupby(_SHARED, sort=False)
+        groups = rows.groupby(_HEADLINE_COLUMNS, sort=False)
         return max((group for _, group in groups), key=rank, default=rows)
 
     def diverged(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the whole trainings that diverged, of the model, machine and conditions of headline settings."""
         runs = self.runs[(self.runs.outcome == DIVERGED) & (self.runs.length == TRAINING) & ~self.runs.quick]
         runs = runs[runs.target_accuracy.isna() & (runs.accuracy_on != "validation split")]
-        return runs.merge(rows[["machine", "model", *_SHARED]].drop_duplicates())
+        runs = runs[runs.kvstore.isin(SYNCHRONOUS) & (runs.straggler == 0) & ~runs.fixed]
+        return runs.merge(rows[["machine", "model", *_HEADLINE_COLUMNS]].drop_duplicates())
 
     def recipe(self, subject: Subject) -> str:
         """Describe the training recipe of the headline settings."""
@@ -208,8 +219,13 @@ class Results:
 
 
 def _comparable(row: pd.Series[Any]) -> tuple[str, ...]:
-    """Return framework without version, precision and training recipe of a setting."""
-    return row["framework"].split()[0], row["dtype"], row["training_recipe"]  # `row.dtype` is the series' own
+    """Return framework without version, precision, training recipe and images of a setting."""
+    return (
+        row["framework"].split()[0],
+        row["dtype"],
+        row["training_recipe"],
+        row["dataset"],
+    )  # `row.dtype` is the series' own
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:

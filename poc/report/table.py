@@ -278,6 +278,8 @@ def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
             price = replace(each, machine=f"{hosts:.0f}x {each.machine}", dollars_per_hour=dollars_per_hour)
         # A price that was given now for another machine with this hardware is not this one's.
         names = (machine, f"{hosts:.0f}x {_one_host(machine, hosts)}")
+        if price and price.source == GIVEN and price.machine not in names and price.machine in {*table.machine}:
+            price = None
         if pd.notna(recorded) and (price is None or price.source != GIVEN or price.machine not in names):
             price = Price(machine=machine, dollars_per_hour=recorded, source=GIVEN)
         hourly_prices.append(price or Price(machine=machine, dollars_per_hour=math.nan))

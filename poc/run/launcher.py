@@ -306,7 +306,8 @@ def own_cores(run: Run, cards: Sequence[Sequence[GPU]]) -> list[list[int]]:
     Another node's cores would enqueue work, and read pinned memory, across the link between the processors.
     """
     nodes, usable = hardware.numa_nodes(), sorted(os.sched_getaffinity(0))
-    if run.cores_per_worker:
+    # A quota is time on any core: the kernel chooses better than two containers that both take the first ones.
+    if run.cores_per_worker and hardware.usable_cores() == len(usable):
         near = [worker_cards[0].numa_node for worker_cards in cards] if run.kind == "gpu" else None
         return hardware.core_groups(nodes, len(cards), run.cores_per_worker, near)
     numbers = [[-1 if card.numa_node is None else card.numa_node for card in own] for own in cards]

@@ -72,7 +72,7 @@ class Loop:
                     return DIVERGED, f"the evaluation loss was {loss_text} after epoch {epoch}"
             if run.kind == "cpu" or self._is_due(GPU_CHECKPOINT_SECONDS, 0):
                 self._checkpoint()
-        if self._saved < self._step and not self._time_is_up:  # else it would resume without time for a window
+        if self._saved < self._step:
             self._checkpoint()
         largest = self.session.largest_parameter()
         if not largest < LARGEST_PARAMETER:

@@ -59,7 +59,7 @@ def execute(
             "first_step": max(filter(is_usable, launcher.steps(run, conditions)), default=0),
             "why": why,
             "conditions": conditions,
-            "checkpoint_every": math.ceil(CHECKPOINT_SECONDS * run.last_step / (pace * estimate(run, context.machine))),
+            "checkpoint_every": math.ceil(CHECKPOINT_SECONDS * run.last_step / estimate(run, context.machine, pace)),
             "detail": 0 if run.pause_after else detail,
             "title": title or label(run),
         }

@@ -1,6 +1,7 @@
 """The schedule of a plan: the order of its runs, which repeats are done, how long runs take, which fit a bound."""
 
 import bisect
+import dataclasses
 import math
 import time
 from collections import defaultdict
@@ -11,7 +12,7 @@ from poc import search
 from poc.config import Synthetic
 from poc.config.datasets import DataId
 from poc.config.run import Run
-from poc.plan import Planned, estimate
+from poc.plan import START_SECONDS, Planned, training_seconds
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record, last_result
 from poc.records.timing import throughput
 from poc.run import checkpoint
@@ -79,7 +80,7 @@ class DoneRepeats:
             record.outcome
             for record in self._of(run)
             if record.outcome in SETTLED
-            and not (record.resumed and not run.evaluate and throughput(record.timed) is None)
+            and not (record.resumed and _is_burst(run) and throughput(record.timed) is None)
         ]
 
     def result(self, run: Run) -> Result | None:
@@ -132,21 +133,28 @@ class RuntimeEstimator:
             self.learn(record)
 
     def learn(self, record: Record) -> None:
-        """Add a completed run, unless it was resumed or its model is no longer known."""
+        """Add the speed of a completed run, unless it was resumed or its model is no longer known."""
         is_known = record.run.network.multiply_adds(record.run.data.crop) > 0
         if is_known and record.outcome == COMPLETED and record.wall and not record.resumed:
-            for group in _groups(record.run):
-                self._seconds[group][0] += record.wall
-                self._seconds[group][1] += estimate(record.run, record.hardware)
+            run, speed = record.run, throughput(record.timed)
+            if speed is None:
+                return
+            for group in _groups(run):
+                self._seconds[group][0] += run.last_step * run.global_batch / speed.median
+                self._seconds[group][1] += training_seconds(dataclasses.replace(run, evaluate=False), record.hardware)
 
     def factor(self, run: Run) -> float:
-        """Return measured over estimated seconds of the most similar runs; 1 if there are none."""
+        """Return measured over estimated seconds of training of the most similar runs; 1 if there are none."""
         measured, estimated = next((self._seconds[group] for group in _groups(run) if group in self._seconds), (1, 1))
         return measured / estimated
 
     def seconds(self, planned: Planned) -> float:
         """Return the expected seconds of a planned run, from its last checkpoint on."""
-        return self.factor(planned.run) * planned.seconds * (1 - self._begun(planned.run))
+        run, start = planned.run, START_SECONDS[planned.run.kind]
+        training = self.factor(run) * (planned.seconds - start)
+        if run.seconds is not None:
+            training = min(self.factor(run) * training_seconds(run, self._context.machine), run.seconds)
+        return start + training * (1 - self._begun(run))
 
     def fits(self, planned: Planned) -> bool:
         """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then.
@@ -164,6 +172,10 @@ class RuntimeEstimator:
             return 0.0
         steps = checkpoint.steps(folder, [0], self._context.conditions_of(run))
         return max((step / run.last_step for step in steps if step < run.last_step), default=0.0)
+
+
+def _is_burst(run: Run) -> bool:
+    return not (run.evaluate or run.is_range_test)
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:

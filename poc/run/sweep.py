@@ -162,7 +162,7 @@ class Sweep:
             return FAILED
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.pace.factor(run), label(run, self._details) + suffix
-        self.say(f"{title}: about {duration(pace * estimate(run, self.context.machine))}", detail=True)
+        self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
         fields = {"title": name, "framework_choice": item.planned.framework_choice}
         record, interrupted = execute(run, self.context, launcher, detail=self.detail, pace=pace, **fields)
         try:
@@ -211,8 +211,13 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
             runs = counted(done_runs, "run")
             sweep.say(f"{' '.join(options)}: {runs} already in the journal are not repeated; add --again\n")
         unstarted = _do(sweep, sweep.items)
-        sweep.pace.begins_longer = True
-        unstarted = [*_do(sweep, unstarted[:1]), *unstarted[1:]]
+        while unstarted:  # one that is longer than the bound allows, and if it ends before, others by its pace
+            sweep.pace.begins_longer = True
+            left = _do(sweep, unstarted[:1])
+            sweep.pace.begins_longer = False
+            unstarted = [*left, *unstarted[1:]] if left else _do(sweep, unstarted[1:])
+            if left:
+                break
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
 

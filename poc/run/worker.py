@@ -24,6 +24,7 @@ from poc.config.recipe_file import last_line
 from poc.config.run import Run
 from poc.frameworks import Session
 from poc.frameworks.session import WHITENING_IMAGES
+from poc.host import hardware
 from poc.host.waiting import spin_guard
 from poc.records.record import COMPLETED, FAILED, INTERRUPTED, OUT_OF_MEMORY, Breakdown
 from poc.records.timing import Clock
@@ -73,6 +74,7 @@ class Worker:
         self._events: list[dict[str, Any]] = []
         self._silence = _SILENCE_SHARE * request["patience"]
         self._last_heartbeat = 0.0
+        self._is_interrupted = False
 
     def work(self) -> str:
         """Train, write events up to the end, and return the outcome."""
@@ -88,7 +90,7 @@ class Worker:
             place = last_line(error, Path(self.run.model_folder)) if self.run.model_folder else ""
             outcome, reason = OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {one_line(error)}{place}"
             self._emit("end", end := self._end(outcome, reason))
-        if end["outcome"] == COMPLETED:
+        if end["outcome"] == COMPLETED and not self._is_interrupted:  # others may not come to leave together
             self._session.close()
         self._progress.close()
         return str(end["outcome"])
@@ -135,7 +137,8 @@ class Worker:
         # As deep as a window: while one is drained the next one's batches are made, so that a wait is a real one. Few
         # wait on the devices, whose memory they need.
         batch_bytes = run.global_batch // run.workers * 3 * run.data.crop**2
-        depth = max(2, min(run.window, _PREFETCHED_BYTES // batch_bytes))
+        most_bytes = min(_PREFETCHED_BYTES, hardware.usable_memory() // (16 * run.workers))
+        depth = max(2, min(run.window, most_bytes // batch_bytes))
         with (
             data.prefetch(host_batches, depth=depth) as ahead,
             data.prefetch(map(session.place, ahead), depth=2) as placed,
@@ -147,12 +150,15 @@ class Worker:
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             end["memory"]["device_reserved_bytes"] = session.reserved_device_bytes()
             if end["outcome"] == COMPLETED and not run.pause_after:
-                with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
-                    end["peak_flops"] = session.peak_flops()
-                if rounds:
-                    end["detail"] = self._profile(batches, rounds)
+                try:
+                    with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
+                        end["peak_flops"] = session.peak_flops()
+                    if rounds:
+                        end["detail"] = self._profile(batches, rounds)
+                except KeyboardInterrupt:  # what was trained stands
+                    self._is_interrupted = True
             self._emit("end", end)
-            if end["outcome"] == COMPLETED and self._request["trace_steps"]:
+            if end["outcome"] == COMPLETED and self._request["trace_steps"] and not self._is_interrupted:
                 self._trace(itertools.islice(batches, self._request["trace_steps"]))
         return end
 
@@ -210,7 +216,7 @@ class Worker:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
         session.barrier()
-        if self.run.devices > self.run.workers and not self.run.emulated:  # PyTorch's NCCL reports such a fault itself
+        if self.run.devices > self.run.workers and not self.run.emulated:  # PyTorch has one each
             step_profile.check_sums(session)  # some machines copy zeros from one GPU to another, without an error
         return session
 

@@ -43,19 +43,20 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     )
     groups = _candidates(results.of(subject)).groupby("devices")
     remarks = [
-        f"{results.target:g} was {missed(results, part)} on {markdown.devices(part.iloc[0])}."
+        f"On this machine {results.target:g} was {missed(results, part)} on {markdown.devices(part.iloc[0])}."
         for _, part in groups
         if part.seconds_to_target.isna().all()
     ]
     shown = markdown.records(pd.DataFrame(rows))
-    frameworks = {markdown.short_framework(row) for row in shown if not row.study}
-
-    def machine(row: Any) -> str:
-        return row.machine + (f", {markdown.short_framework(row)}" if len(frameworks) > 1 and not row.study else "")
-
+    differing = markdown.differences(shown)
     lines = markdown.lines(
         shown,
-        *(("machine", machine), "devices", ("global batch, lr", _batch_and_lr), ("training recipe", "recipe")),
+        *(
+            ("machine", lambda row: row.machine + differing(row)),
+            "devices",
+            ("global batch, lr", _batch_and_lr),
+            ("training recipe", "recipe"),
+        ),
         (
             "time",
             lambda row: _bound(row) + markdown.duration(row.seconds_to_target) + (" (noisy)" if row.noisy else ""),
@@ -76,7 +77,7 @@ def missed(results: Results, settings: pd.DataFrame) -> str:
     seeds = seeds[seeds.setting.isin(_candidates(settings).setting)]
     if seeds.seconds_to_target.notna().any():
         return "not reached by every seed"
-    best = seeds.accuracy.max()
+    best = max((max(repeats.curve(text).values(), default=0.0) for text in seeds.accuracy_by_epoch), default=0.0)
     shown = f"{best:.3f}" if float(f"{best:.3f}") < results.target else f"{best:.4f}"
     return f"not reached (best accuracy {shown})" if len(seeds) else ""
 

@@ -20,7 +20,8 @@ def lines(results: Results) -> str:
     if not len(rows):
         return _NOTHING_MEASURED
     last = rows.sort_values("started").iloc[-1]
-    gpus, driver = "" if last.hardware.startswith("CPU") else last.hardware, last.driver and f"driver {last.driver}"
+    gpus = _listed(rows.hardware[~rows.hardware.str.startswith("CPU")])
+    driver = last.driver and f"driver {_listed(rows.driver)}"
     hardware = ", ".join(filter(None, [gpus, last.cpu, f"{last.cores:.0f} cores", driver]))
     name = f"{results.machine}: " if results.machine != last.hardware else ""
     ran = rows[rows.outcome != SKIPPED]
@@ -30,7 +31,7 @@ def lines(results: Results) -> str:
     counts[SKIPPED] = sum(results.skipped.values())
     always = (COMPLETED, FAILED, SKIPPED)
     listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome in always]
-    if paused := (ran.length == PAUSED).sum():
+    if paused := ((ran.length == PAUSED) & (ran.outcome == COMPLETED)).sum():
         listed[0] += f" ({paused} of them stages of searches)"
     days = sorted(ran.started.str[:10])
     dates = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
@@ -59,7 +60,7 @@ def notes(results: Results, subject: Subject) -> str:
         ),
         "Accuracy was measured on JPEG copies of CIFAR-10, on which the main study's own script also stays below what "
         "it printed; see the page on how it was measured.": (
-            rows[rows.accuracy.notna()].dataset.str.contains("jpeg").any()
+            results.headline(subject).dataset.str.contains("jpeg").any()
         ),
         "Emulated devices: one device computed the micro-batches of all of them. The accuracy is that of real devices; "
         "their speed is in no table.": rows.emulated.any(),

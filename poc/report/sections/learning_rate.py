@@ -40,12 +40,12 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
     best = by_lr.sort_values(["is_middle", "chosen", "all_ended", "accuracy"], kind="stable")
     best = best.drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
-    every = pd.concat(
+    tried_rows = pd.concat(
         [rows.assign(highest=rows.lr.mask(rows.diverged > 0, math.inf)), diverged.assign(highest=math.inf)]
     )
-    every = every.groupby("global_batch")
-    best["tried"] = best.candidates.fillna(every.lr.nunique()).astype(int)
-    best["lowest"], best["highest"] = every.lr.min(), every.highest.max()
+    tried_rows = tried_rows.groupby("global_batch")
+    best["tried"] = best.candidates.fillna(tried_rows.lr.nunique()).astype(int)
+    best["lowest"], best["highest"] = tried_rows.lr.min(), tried_rows.highest.max()
     change = best.accuracy - best.accuracy.get(reference, math.nan)
     return best.assign(change=change.where(best.index != reference))
 

@@ -96,12 +96,15 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     counts = counts if len(counts) <= _MAX_COUNTS else [1, *counts[-_MAX_COUNTS + 1 :]]
     at_main_batch = any(curve.batch_per_device[0] == MAIN_BATCH for _, curve in named)
     lines, drawn = [], []
+    differing = markdown.differences(row for _, curve in named for row in markdown.records(curve.head(1)))
     for name, curve in named:
+        (remarks,) = map(differing, markdown.records(curve.head(1)))
+        remarks += _remarks(curve)
         first, last = curve.iloc[0], curve.iloc[-1]
         rates = dict(zip(curve.devices, curve.samples_per_second))
         lines.append(
             {
-                "machine": name + _remarks(first),
+                "machine": name + remarks,
                 "batch per device": markdown.batch(last),
                 **{f"samples/s on {count:.0f}": markdown.number(rates.get(count, math.nan)) for count in counts},
                 **efficiency(curve),
@@ -111,7 +114,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         if curve.speedup.count() > 1 and (
             first.origin == MEASURED or first.batch_per_device == MAIN_BATCH or not at_main_batch
         ):
-            label = f"{markdown.short_machine(first)}, {first.batch_per_device:.0f} per device"
+            label = f"{markdown.short_machine(first)}{remarks}, {first.batch_per_device:.0f} per device"
             efficiencies = dict(zip(curve.devices, curve.speedup / curve.devices))
             drawn.append(chart.Line(label, efficiencies, measured=first.origin == MEASURED))
     if results.machine and not any(line.measured for line in drawn):
@@ -132,10 +135,11 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     return section("Scaling", about, markdown.table(lines), drawn_efficiencies)
 
 
-def _remarks(row: Any) -> str:
+def _remarks(curve: pd.DataFrame) -> str:
+    first = curve.iloc[0]
     remarks = {
-        "quick": row.quick,
-        "whole trainings": row.origin == MEASURED and row.length == TRAINING,
-        "noisy": row.noisy,
+        "quick": first.quick,
+        "whole trainings": first.origin == MEASURED and first.length == TRAINING,
+        "noisy": curve.noisy.any(),
     }
     return "".join(f", {remark}" for remark, applies in remarks.items() if applies)

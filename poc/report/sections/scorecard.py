@@ -18,11 +18,11 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
         source = "Published rows are single runs from 2017 as printed. "
         bound = '; "≤": the study printed only the end'
     rows = results.headline(subject)
-    frameworks = " and ".join(dict.fromkeys(map(markdown.short_framework, markdown.records(rows))))
+    framework = next(map(markdown.short_framework, markdown.records(rows.head(1))), "")
     trained = same_length(rows[rows.target_accuracy.isna()])
     end = f"after {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else "after the last epoch"
     caption = (
-        f"{frameworks and f'This machine: {frameworks}. '}Medians of n repeats or seeds. {source}Measured samples/s "
+        f"{framework and f'This machine: {framework}. '}Medians of n repeats or seeds. {source}Measured samples/s "
         "are of bursts where there are any. Speed-up: "
         "samples/s on all devices over samples/s on one, at a fixed batch per device (on a CPU the first row is of "
         "all cores as one device, and in the next two a device is a worker with its own cores); "

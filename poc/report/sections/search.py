@@ -152,8 +152,8 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
     about = (
         "Searched by successive halving on a validation split, once for each of n seeds. Then one training each with "
         "the best rate, and with those to which the linear and the square-root rule scale the best rate at the "
-        "smallest batch: accuracy on the test set (change from the best rate, learning rate or range of those of the "
-        "seeds). Accuracies and changes are medians over seeds, each for itself. Epochs: of all candidates."
+        "smallest batch: accuracy on the test set (change from the best rate; learning rate, or the seeds' range). "
+        "Accuracies and changes are separate medians over seeds. Epochs: of all candidates."
     )
     drawn = [
         block

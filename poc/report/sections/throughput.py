@@ -20,12 +20,12 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     address = results.studies[0].address if results.studies else ""
 
     rows = [*(row for _, group in results.machines(subject) for row in _shown(group)), *cpus]
-    several = len({markdown.short_framework(row) for row in rows if not row.study}) > 1
+    differing = markdown.differences(rows)
 
     def machine(row: Any) -> str:
         if row.study:
             return markdown.link(markdown.short_machine(row), address)
-        return results.bold(row.machine) + (f", {markdown.short_framework(row)}" if several else "")
+        return results.bold(row.machine) + differing(row)
 
     lines = markdown.lines(
         rows,
