@@ -156,7 +156,8 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if reason := framework.unsupported_reason(run, machine) or _unsupported_option(run):
         return reason
     if run.kind == "cpu" and not has_any_build(run.framework):
-        return f"{framework.LABEL} is not installed: ./make_environment.sh --framework {run.framework}"
+        is_offered, command = available(run.framework, machine), f"./make_environment.sh --framework {run.framework}"
+        return f"{framework.LABEL} is not installed: {command if is_offered else f'no build for {platform.machine()}'}"
     if run.straggler and run.workers == 1:
         return f"straggler={run.straggler:g} needs at least 2 workers"
     exact = run.kvstore.sums and getattr(run.kvstore, "two_bit", None) is None

@@ -22,6 +22,7 @@ _CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 2.0
 _END_SECONDS = 30.0
 _FIRST_END_SECONDS = 0.1
+STALLED = "no step for"  # the start of the reason if no worker makes progress
 KILLED_FOR_MEMORY = "its process ended early with signal 9: the kernel killed it because memory ran out"
 _HINTS: dict[int, str] = {
     signal.SIGBUS: "a page of a shared file was missing: is /dev/shm or the disk full?",
@@ -107,7 +108,7 @@ def watch(
             alive = {name: process.pid for name, process in processes.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             hint = "it was stopped (SIGSTOP)" if stopped else "use a larger --patience if steps are that slow"
-            return ", ".join(stopped or workers), f"no step for {now - progress_at:.0f} s; {hint}"
+            return ", ".join(stopped or workers), f"{STALLED} {now - progress_at:.0f} s; {hint}"
 
 
 def ended_early(status: int) -> str:
