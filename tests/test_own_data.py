@@ -423,7 +423,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit_and_a_moved_folder_is_the_same_da
     finish(moved / "mine.py", tmp_path)
     (resumed,) = records(tmp_path)
     assert (resumed.outcome, course(resumed)) == (COMPLETED, course(expected))
-    assert [noted.step for noted in resumed.resumed] == [40]
+    assert [noted.step for noted in resumed.resumed] in ([40], [44])  # the kill may come after the next checkpoint
     assert "already in the journal" in finish(moved / "mine.py", tmp_path)
 
 

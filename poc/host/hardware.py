@@ -157,7 +157,9 @@ def core_times(system: Path = Path("/")) -> tuple[int, float, float]:
     quota, used = control_groups.core_quota(system), control_groups.core_seconds(system)
     if quota is not None and used is not None and quota < len(usable):
         return max(1, int(quota)), used, 0.0
-    numbers = [int(number) for number in re.findall(r"^cpu(\d+) ", text(system / "proc/stat"), re.MULTILINE)]
+    numbers = [
+        int(number) for number in re.findall(r"^cpu(\d+) ", text(Path(psutil.PROCFS_PATH) / "stat"), re.MULTILINE)
+    ]
     if usable <= {*numbers} and len(numbers) == len(cores):  # a container may renumber its cores
         cores = [core for number, core in zip(numbers, cores) if number in usable]
     busy = sum(core.user + core.nice + core.system + core.irq + core.softirq for core in cores)
