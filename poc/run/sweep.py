@@ -213,10 +213,10 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         unstarted = _do(sweep, sweep.items)
         while unstarted:  # one that is longer than the bound allows, and if it ends before, others by its pace
             sweep.pace.begins_longer = True
-            left = _do(sweep, unstarted[:1])
+            remaining = _do(sweep, unstarted[:1])
             sweep.pace.begins_longer = False
-            unstarted = [*left, *unstarted[1:]] if left else _do(sweep, unstarted[1:])
-            if left:
+            unstarted = [*remaining, *unstarted[1:]] if remaining else _do(sweep, unstarted[1:])
+            if remaining:
                 break
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
