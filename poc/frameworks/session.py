@@ -124,7 +124,10 @@ class Session(abc.ABC):
         self.apply_update(learning_rate, local=not sync)
 
     def _seed_step(self) -> None:
-        """Give the step dropout masks of its own, the same ones in a resumed run."""
+        """Give the step dropout masks of its own, the same ones in a resumed run.
+
+        Workers of MXNet's servers may have swapped their numbers, and then their masks.
+        """
         if self._has_dropout:
             (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
             self._seed_dropout(int(seed))
