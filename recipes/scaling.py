@@ -10,7 +10,7 @@ recipe = Recipe(
     model="cifar_resnet50_v2",
     data=CIFAR10(crop=28, jitter=True),
     devices=[1, 2, 4, 8],
-    lr=0.05,  # no matter for speed; a large one might diverge
+    lr=0.05,  # it does not matter for speed, and a large one might diverge
     evaluate=False,
     repeats=3,
     priority=3,

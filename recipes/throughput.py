@@ -12,7 +12,7 @@ recipe = Recipe(
     model="cifar_resnet50_v2",
     data=CIFAR10(crop=28, jitter=True),
     batch_per_device=[64, 128, 256, 512],
-    lr=0.05,  # no matter for speed; a large one might diverge
+    lr=0.05,  # it does not matter for speed, and a large one might diverge
     evaluate=False,
     repeats=3,
     priority=2,

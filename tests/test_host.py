@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from poc.host import control_groups, hardware, nvml
+from poc.run import launcher
 from poc.values import UserError
+from tests.builders import run_of
 from tests.launch import HOME, eventually
 from tests.recorded_nvml import GIB, RecordedNVML, eight_cards, kernel_tree
 
@@ -307,3 +309,21 @@ def test_workers_share_no_physical_core(siblings: str, cores: int, groups: list[
     for core, listed in enumerate(siblings.split()):
         kernel_tree(tmp_path, {f"devices/system/cpu/cpu{core}/topology/thread_siblings_list": listed})
     assert hardware.core_groups({0: [0, 1, 2, 3]}, 2, cores, system=tmp_path) == groups
+
+
+def test_a_worker_that_fits_on_one_node_with_its_hyperthreads_is_not_spread_over_two(tmp_path: Path) -> None:
+    for core in range(8):
+        siblings = {f"devices/system/cpu/cpu{core}/topology/thread_siblings_list": f"{core % 4},{core % 4 + 4}"}
+        kernel_tree(tmp_path, siblings)
+    nodes = {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}
+    assert hardware.core_groups(nodes, 1, 4, system=tmp_path) == [[0, 4, 1, 5]]
+    assert hardware.core_groups(nodes, 2, 2, system=tmp_path) == [[0, 1], [2, 3]]  # of each physical core one thread
+
+
+def test_with_a_quota_workers_are_not_bound_to_the_first_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(workers=2, devices=2, kvstore="dist_sync", cores_per_worker=1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
+    monkeypatch.setattr(hardware, "numa_nodes", lambda: {0: [*range(96)]})
+    for cores, groups in ((96, [[0], [1]]), (2, [[*range(96)]] * 2)):
+        monkeypatch.setattr(hardware, "usable_cores", lambda cores=cores: cores)
+        assert launcher.own_cores(run, [[], []]) == groups

@@ -110,7 +110,7 @@ TWO_DEVICES = {"devices": 2, "detail": 3}
     ("fault", "fields", "outcome"),
     [
         ("crash", TWO_WORKERS, COMPLETED),
-        ("peak", TWO_WORKERS, COMPLETED),
+        *((fault, TWO_WORKERS, COMPLETED) for fault in ("peak", "interrupt")),
         ("apart", TWO_DEVICES, COMPLETED),
         *(("sum", fields, FAILED) for fields in ({"devices": 2}, {**TWO_WORKERS, "detail": 3})),
         ("12", {**TWO_WORKERS, "restarts": 2}, OUT_OF_MEMORY),
@@ -130,7 +130,7 @@ def test_a_fault_after_the_training_does_not_lose_it_and_final_ones_are_not_retr
     assert "restarts left" not in capfd.readouterr().err
     if outcome == COMPLETED:
         assert (record.reason, bool(record.evaluations), record.detail) == ("", True, None)
-        assert (record.peak_flops is None) == (fault == "peak")
+        assert (record.peak_flops is None) == (fault in ("peak", "interrupt"))
         if fault != "apart":
             assert record.memory.device_peak_bytes == 1_000_000  # of the training
 

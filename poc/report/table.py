@@ -36,17 +36,8 @@ _TEXTS = [name for name, kind in COLUMNS.items() if kind == "str"]
 
 _OF_RUN = (
     *("model", "global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype", "layout"),
-    *(
-        "options",
-        "seed",
-        "kind",
-        "cores_per_worker",
-        "recipe",
-        "quick",
-        "target_accuracy",
-        "training_recipe",
-        "straggler",
-    ),
+    *("options", "seed", "kind", "cores_per_worker", "recipe", "quick", "target_accuracy", "training_recipe"),
+    "straggler",
 )
 _OF_RECORD = (
     *("parameters", "dataset", "outcome", "reason", "started", "data_checksum", "threads", "fewer_threads"),

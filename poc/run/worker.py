@@ -216,7 +216,7 @@ class Worker:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
         session.barrier()
-        if self.run.devices > self.run.workers and not self.run.emulated:  # PyTorch has one each
+        if self.run.devices > self.run.workers and not self.run.emulated:  # several in one process
             step_profile.check_sums(session)  # some machines copy zeros from one GPU to another, without an error
         return session
 

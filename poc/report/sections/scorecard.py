@@ -88,15 +88,7 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
     best = learning_rate.best_by_batch(rows, results.diverged(rows), batch)
     ends = best[(best.index == batch) | (best.index == best.index.max())]
     largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
-    tuned = [
-        f"{row.lr:g} at {row.global_batch:,.0f}, "
-        + (
-            "the only one tried"
-            if row.tried == 1
-            else f"{'chosen from' if row.chosen else 'best of'} {row.tried} tried"
-        )
-        for row in markdown.records(largest)
-    ]
+    tuned = [f"{row.lr:g} at {row.global_batch:,.0f}, {_tried(row)}" for row in markdown.records(largest)]
     return [
         _rate(preferred(single)),
         _rate(preferred(multiple)),
@@ -106,6 +98,12 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
         _to_target(rows, "seconds_to_target", markdown.duration),
         _to_target(rows, "dollars_to_target", markdown.dollars),
     ]
+
+
+def _tried(row: Any) -> str:
+    if row.tried == 1:
+        return "the only one tried"
+    return f"{'chosen from' if row.chosen else 'best of'} {row.tried} tried"
 
 
 def _speedup(row: Any, max_devices: float) -> str:

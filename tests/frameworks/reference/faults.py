@@ -65,4 +65,6 @@ class FaultySession(NumpySession):
         self._peak_bytes *= 1000
         if self._fault == "peak":
             raise MemoryError
+        if self._fault == "interrupt":
+            raise KeyboardInterrupt
         return super().peak_flops()
