@@ -21,17 +21,8 @@ TARGET = 0.75  # accuracy whose time and cost are shown unless the user sets ano
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
-_HEADLINE_COLUMNS = [
-    "hardware",
-    "kind",
-    "framework",
-    "dtype",
-    "layout",
-    "training_recipe",
-    "dataset",
-    "input_shape",
-    "options",
-]
+_HEADLINE_COLUMNS = ["hardware", "kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
+_HEADLINE_COLUMNS += ["options"]
 
 
 class Subject(NamedTuple):
@@ -220,12 +211,8 @@ class Results:
 
 def _comparable(row: pd.Series[Any]) -> tuple[str, ...]:
     """Return framework without version, precision, training recipe and images of a setting."""
-    return (
-        row["framework"].split()[0],
-        row["dtype"],
-        row["training_recipe"],
-        row["dataset"],
-    )  # `row.dtype` is the series' own
+    # An attribute `dtype` would be the series' own.
+    return row["framework"].split()[0], *(row[name] for name in ("dtype", "training_recipe", "dataset"))
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:
