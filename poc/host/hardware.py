@@ -59,7 +59,8 @@ class Hardware:
     def describe(self) -> str:
         """Return a line for tables: "8x Tesla P100-SXM2-16GB" or "CPU: AMD EPYC, 2 cores"."""
         names = sorted(collections.Counter(gpu.name for gpu in self.gpus).items())
-        cpu = f"CPU: {self.cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
+        cpu = re.sub(r"\((R|TM)\)|( CPU)? @ .*", "", self.cpu)  # "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"
+        cpu = f"CPU: {cpu}, {self.cores} core" + ("s" if self.cores != 1 else "")
         description = " + ".join(f"{count}x {name}" for name, count in names) or cpu
         return description if self.hosts == 1 else f"{self.hosts} hosts, each {description}"
 
