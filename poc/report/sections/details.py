@@ -53,9 +53,13 @@ def learning_rate(results: Results) -> list[Block]:
         "others."
     )
     runs = results.runs[results.runs.noise_scale.notna() & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
-    noise = (
-        "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples. At batches well "
-        "below it, doubling the batch nearly halves the number of steps; above it, doubling saves less and less."
+    of_setting, names = runs.groupby("setting"), ["noise_scale", "noise_low", "noise_high"]
+    scales = runs.drop_duplicates("setting").set_index("setting").assign(n=of_setting.size())
+    scales[names] = of_setting[names].median()
+    noise_scale = (
+        "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples: medians of n "
+        "runs. At batches well below it, doubling the batch nearly halves the number of steps; above it, doubling "
+        "saves less and less."
     )
     return [
         *listing("Every training", about, rows[on_test_set], *columns),
@@ -81,11 +85,12 @@ def learning_rate(results: Results) -> list[Block]:
         ),
         *listing(
             "Gradient noise scale",
-            noise,
-            runs.sort_values(["model", "global_batch"], kind="stable"),
+            noise_scale,
+            scales.sort_values(["model", "global_batch"], kind="stable"),
             *("machine", "model", "global batch", "training recipe", "lr"),
             *(("noise scale", "noise_scale"), ("90% from", "noise_low")),
             ("to", lambda row: markdown.number(row.noise_high) or "no bound"),
+            "n",
         ),
     ]
 
