@@ -1,7 +1,7 @@
 """A model of timm on images in folders: ResNet-18 on 10,000 images of CIFAR-10 in a folder per class.
 
-    ./make_environment.sh --torch    # on a machine with GPUs .venv-pytorch in place of .venv
-    .venv/bin/python -m pip install --no-deps -r requirements/timm.txt
+    ./make_environment.sh --torch
+    .venv/bin/python -m pip install --no-deps -r requirements/timm.txt    # with GPUs .venv-pytorch/bin/python
     .venv/bin/python -m tools.image_folders images    # or a folder of your own
     ./run_all.sh examples/timm_folder.py
 Cost: about a minute per seed on two CPU cores with AVX-512.

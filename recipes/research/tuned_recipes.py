@@ -1,7 +1,8 @@
 """Training recipes that keep the accuracy as the global batch grows: ResNet-50, 12 epochs of CIFAR-10, three seeds.
 
 The best found at each global batch in `tuned_recipes_search`, at 128 and 1,024 by little more than the noise of one
-seed; `learning_rate` has the baseline recipe at these batches. On emulated devices if there are too few real ones.
+seed; `cifar10_resnet50` and `learning_rate` have the baseline recipe at these batches. On emulated devices if there are
+too few real ones.
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: 9 runs of 25 to 36 min each on one core of Zen 5, in bfloat16
 (POC_THREADS=1; two at a time on two cores, each with a --results folder of its own).

@@ -1,8 +1,8 @@
 """Tuning of `tuned_recipes` on a validation split: ResNet-50, 12 epochs at global batches of 128, 1,024 and 4,096.
 
-Each case changes one thing of a first recipe (Muon with momentum 0.85, label smoothing, horizontal flip every other
-epoch, crops of 32 after 2 pixels of padding): unit-norm convolutions, less momentum, no label smoothing, cutout. At
-4,096 also higher learning rates: twice as high is better, and 0.15 for the convolutions is too high (one seed each).
+Each case changes one or two things of a first recipe (Muon with momentum 0.85, label smoothing, horizontal flip every
+other epoch, crops of 32 after 2 pixels of padding): unit-norm convolutions, less momentum, no label smoothing, cutout.
+At 4,096 also higher learning rates: twice as high is better, and 0.15 for the convolutions is too high (one seed each).
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: 12 to 19 min per run on two CPU cores with AVX-512 bf16 (Zen 5), about 3 h in all.
     ./run_all.sh tuned_recipes_search
