@@ -24,6 +24,8 @@ from poc.values import UserError
 _SIZE = 32
 _VALUES = 3 * _SIZE * _SIZE
 _JPEG_START = b"\xff\xd8"
+_Read = tuple[Pixels, npt.NDArray[Any], bool]
+"""Images of a file as rows of planes or (samples, height, width, 3), their labels, and whether any was a JPEG."""
 
 
 @dataclass(frozen=True)
@@ -118,20 +120,23 @@ def find(source: Path, release: Release) -> list[Path]:
 def decode(files: Mapping[Path, bytes], release: Release) -> Dataset:
     """Decode the contents of the files that `find` returned; raises UserError if they are damaged or incomplete."""
     first, content = next(iter(files.items()))
-    name: str = release.spec.name
     if first.suffix == ".gz":
         files = _unpack(content, first, release)
-    if first.suffix == ".rec":
-        (train, lossy), (validation, lossy_validation) = (_decode_records(files[path], path, release) for path in files)
-        # JPEG copies are another data set than the originals.
-        name = f"{name} (jpeg)" if lossy or lossy_validation else name
-        return Dataset(name, train, validation)
-    *parts, validation = (
-        (_decode_binary if path.suffix == ".bin" else _decode_python)(content, path, release)
-        for path, content in files.items()
-    )
+    parts, has_jpeg = list[Images](), False
+    for path, content in files.items():
+        read = {".bin": _read_binary, ".rec": _read_records}.get(path.suffix, _read_python)
+        pixels, labels, is_jpeg = read(content, path, release)
+        if len(wrong := labels[~((labels >= 0) & (labels < release.spec.classes))]):
+            last = release.spec.classes - 1
+            raise UserError(f"data: {path} has the label {wrong[0]}, labels are 0 to {last}; download it again")
+        if pixels.ndim == 2:  # red, green and blue planes
+            pixels = pixels.reshape(-1, 3, _SIZE, _SIZE).transpose(0, 2, 3, 1)
+        parts.append(Images(np.ascontiguousarray(pixels), labels.astype(np.int32)))
+        has_jpeg |= is_jpeg
+    *parts, validation = parts
     train = Images(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
-    return Dataset(name, train, validation)
+    # JPEG copies are another data set than the originals.
+    return Dataset(f"{release.spec.name} (jpeg)" if has_jpeg else release.spec.name, train, validation)
 
 
 def _unpack(content: bytes, archive: Path, release: Release) -> dict[Path, bytes]:
@@ -148,14 +153,14 @@ def _unpack(content: bytes, archive: Path, release: Release) -> dict[Path, bytes
         raise UserError(f"data: {archive} is truncated or damaged ({error}); download it again") from None
 
 
-def _decode_binary(content: bytes, where: Path, release: Release) -> Images:
-    """Decode a binary file: for each image its labels, then its red, green and blue planes."""
+def _read_binary(content: bytes, where: Path, release: Release) -> _Read:
+    """Read a binary file: for each image its labels, then its red, green and blue planes."""
     labels = release.labels[1]
     size = labels + _VALUES
     if not content or len(content) % size:
         raise UserError(f"data: {where} has {len(content)} bytes, not a multiple of {size}; download it again")
     rows = np.frombuffer(content, np.uint8).reshape(-1, size)
-    return _from_planes(rows[:, labels:], rows[:, labels - 1], where, release)
+    return rows[:, labels:], rows[:, labels - 1], False
 
 
 class _BatchUnpickler(pickle._Unpickler):
@@ -171,7 +176,7 @@ class _BatchUnpickler(pickle._Unpickler):
         return super().find_class(module, name)
 
 
-def _decode_python(content: bytes, where: Path, release: Release) -> Images:
+def _read_python(content: bytes, where: Path, release: Release) -> _Read:
     try:
         batch = _BatchUnpickler(io.BytesIO(content), encoding="latin-1").load()
         rows, labels = batch["data"], np.array(batch[release.labels[0]], np.int64)
@@ -181,15 +186,10 @@ def _decode_python(content: bytes, where: Path, release: Release) -> Images:
         detail = " ".join(str(error).split())[:200]
         damage = f"is not a {release.title} batch (Python version), or damaged ({detail})"
         raise UserError(f"data: {where} {damage}; download it again") from None
-    return _from_planes(rows, labels, where, release)
+    return rows, labels, False
 
 
-def _from_planes(rows: Pixels, labels: npt.NDArray[Any], where: Path, release: Release) -> Images:
-    return _check_labels(rows.reshape(-1, 3, _SIZE, _SIZE).transpose(0, 2, 3, 1), labels, where, release)
-
-
-def _decode_records(content: bytes, path: Path, release: Release) -> tuple[Images, bool]:
-    """Decode a RecordIO file of images; the second value is whether any of them is a JPEG."""
+def _read_records(content: bytes, path: Path, release: Release) -> _Read:
     labels, images, lossy = [], [], False
     for number, record in enumerate(recordio.records(content, path)):
         where = f"{path}, record {number}"
@@ -201,12 +201,4 @@ def _decode_records(content: bytes, path: Path, release: Release) -> tuple[Image
         if (height, width) != (_SIZE, _SIZE):
             raise UserError(f"data: {where}: {width} x {height} pixels, {release.title} has 32 x 32; download it again")
     blue_green_red = np.array(images, np.uint8).reshape(-1, _SIZE, _SIZE, 3)
-    return _check_labels(blue_green_red[..., ::-1], np.array(labels), path, release), lossy
-
-
-def _check_labels(pixels: Pixels, labels: npt.NDArray[Any], where: object, release: Release) -> Images:
-    wrong = labels[~((labels >= 0) & (labels < release.spec.classes))]
-    if len(wrong):
-        last = release.spec.classes - 1
-        raise UserError(f"data: {where} has the label {wrong[0]}, labels are 0 to {last}; download it again")
-    return Images(np.ascontiguousarray(pixels), labels.astype(np.int32))
+    return blue_green_red[..., ::-1], np.array(labels), lossy

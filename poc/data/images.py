@@ -54,7 +54,8 @@ class Split(Protocol):
     labels: npt.NDArray[np.int32]
     """(samples,), class numbers from 0."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
     def part(self, indices: Indices) -> Split:
         """Return these samples as a split of their own."""
@@ -101,9 +102,6 @@ class Images(Split):
     labels: npt.NDArray[np.int32]
     """(samples,), class numbers from 0."""
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def part(self, indices: Indices) -> Images:
         return Images(self.images[indices], self.labels[indices])
 
@@ -115,7 +113,7 @@ class Images(Split):
             padded = _padded(self, spec.pad)
         pixels = crop_and_flip(padded, crops, spec.crop)
         if spec.jitter:
-            pixels = shift_hls(pixels, hls_offsets(uniform(seed, epoch, indices, [[HUE], [LIGHTNESS], [SATURATION]])))
+            pixels = shift_hls(pixels, uniform(seed, epoch, indices, [[HUE], [LIGHTNESS], [SATURATION]]))
         if spec.cutout:
             corners = uniform(seed, epoch, indices, [[CUT_Y], [CUT_X]]) * (spec.crop - spec.cutout + 1)
             _cut_out(pixels, corners.astype(np.int64), spec.cutout)
@@ -200,15 +198,14 @@ def crop_and_flip(images: Pixels, crops: Crops, size: int) -> Pixels:
     return pixels
 
 
-def hls_offsets(random: npt.NDArray[np.float64]) -> Indices:
-    """Scale numbers from 0 to 1, (3, samples), to offsets of hue, lightness and saturation, (samples, 3)."""
-    # Truncated towards zero, like the C++ original.
-    return (random.T * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
+def shift_hls(pixels: Pixels, random: npt.NDArray[np.float64]) -> Pixels:
+    """Shift hue, lightness and saturation of RGB pixels, (samples, height, width, 3), by numbers 0 to 1, (3, samples).
 
-
-def shift_hls(pixels: Pixels, offsets: Indices) -> Pixels:
-    """Add offsets, (samples, 3), of hue, lightness, saturation to RGB pixels, (samples, height, width, 3)."""
+    A half is no shift.
+    """
     count, height, width, _ = pixels.shape
+    # Truncated towards zero, like the C++ original.
+    offsets = (random.T * 2 * _HLS_REACH - _HLS_REACH).astype(np.int64)
     # In rows as long as the images': OpenCV's rounding depends on a pixel's place in its row.
     hls = cv2.cvtColor(_tall(pixels), cv2.COLOR_RGB2HLS).reshape(count, -1)
     # OpenCV's sums saturate at 0 and 255. Adding and subtracting the rest makes hue saturate at its own limit.

@@ -51,8 +51,9 @@ def count(spec: Any, folder: Path) -> Any:
         counted = {"classes": len(train.classes)} if isinstance(spec, Folder) else {}
     if counted.get("classes", spec.classes) < 2:
         raise UserError(f"data: {', '.join(paths.values())}: there is only one class; at least two are needed")
-    held_out = held_out_images(len(train)) if spec.validate_on == HELD_OUT else 0
-    return dataclasses.replace(spec, train_images=len(train) - held_out, validation=len(validation), **counted)
+    images = len(train.labels)
+    held_out = held_out_images(images) if spec.validate_on == HELD_OUT else 0
+    return dataclasses.replace(spec, train_images=images - held_out, validation=len(validation.labels), **counted)
 
 
 def open_photos(spec: Folder | Records, cache: Path) -> Dataset:

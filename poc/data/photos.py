@@ -47,15 +47,12 @@ class RecordFile:
         except (OSError, ValueError) as error:  # an empty file is a ValueError
             raise UserError(f"data: {path} cannot be read ({error}); make it again") from None
         self._records = list(recordio.records(self._content, path))
-        self.labels = np.zeros(len(self), np.int32)
+        self.labels = np.zeros(len(self._records), np.int32)
         for index, record in enumerate(self._records):
             label = recordio.label(self._content, record, self._where(index))
             if not (0 <= label < classes and label.is_integer()):
                 raise UserError(f"data: {self._where(index)} has the label {label:g}, labels are 0 to {classes - 1}")
             self.labels[index] = label
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     def read(self, index: int) -> Pixels:
         """Return the pixels of an image, (height, width, 3), blue first; raises UserError."""
@@ -65,7 +62,7 @@ class RecordFile:
     def summary(self) -> bytes:
         """Return the size of the file, where its records start, and some of them; all would take minutes to read."""
         starts = np.array([record.start for record in self._records], "<i8")
-        sampled = np.linspace(0, len(self) - 1, min(SAMPLED_RECORDS, len(self))).astype(int)
+        sampled = np.linspace(0, len(self.labels) - 1, min(SAMPLED_RECORDS, len(self.labels))).astype(int)
         size = len(self._content).to_bytes(8, "little")
         return b"".join([size, starts.tobytes(), *(self._content[self._records[index]] for index in sampled)])
 
@@ -91,9 +88,6 @@ class ClassFolders:
         self.names = list(itertools.chain(*names))
         """Paths of the images relative to `path`, with slashes."""
         self.labels = np.repeat(np.arange(len(names), dtype=np.int32), [*map(len, names)])
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def read(self, index: int) -> Pixels:
         """Return an image as `RecordFile.read` does."""
@@ -140,12 +134,9 @@ class Photos(Split):
 
     def __init__(self, files: RecordFile | ClassFolders, indices: Indices | None = None) -> None:
         self.files = files
-        self._indices = np.arange(len(files)) if indices is None else indices
+        self._indices = np.arange(len(files.labels)) if indices is None else indices
         self.labels = files.labels[self._indices]
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode")  # one photo takes a core some ms
-
-    def __len__(self) -> int:
-        return len(self._indices)
 
     def part(self, indices: Indices) -> Photos:
         return Photos(self.files, self._indices[indices])
@@ -154,9 +145,7 @@ class Photos(Split):
         y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
         flipped = (flip < 0.5) & spec.mirror
         if isinstance(spec, ImageNet):
-            return self._show(
-                indices, flipped, spec, lambda number, image: scaled_crop(image, spec, y[number], x[number])
-            )
+            return self._show(indices, flipped, spec, lambda at, image: scaled_crop(image, spec, y[at], x[at]))
         drawn = uniform(seed, epoch, indices[:, None], [[[AREA]], [[RATIO]]], np.arange(_TRIES))
         areas, ratios = spec.scale + drawn[0] * (1 - spec.scale), _WIDEST ** (2 * drawn[1] - 1)
 
@@ -227,8 +216,8 @@ def open_imagenet(spec: ImageNet, source: Path | None) -> Dataset:
         raise UserError(f"data: ImageNet cannot be downloaded; set --data to a folder with {names}")
     train, validation = (RecordFile(source / name, spec.classes, f"use a folder with {names}") for name in IMAGENET)
     for name, file, expected in zip(IMAGENET, (train, validation), (spec.train, spec.validation)):
-        if len(file) != expected:
+        if (count := len(file.labels)) != expected:
             hint = "set train= and validation= of ImageNet(...), or download it again"
-            raise UserError(f"data: {source / name} has {len(file)} images, the recipe expects {expected}; {hint}")
+            raise UserError(f"data: {source / name} has {count} images, the recipe expects {expected}; {hint}")
     digest = hashlib.sha256(train.summary() + validation.summary()).hexdigest()[:CHECKSUM_DIGITS]
     return Dataset(spec.name, Photos(train), Photos(validation), checksum=digest, source=source)

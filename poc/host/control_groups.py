@@ -4,6 +4,7 @@ The kernel applies the limits of every group from the process's own up to the ro
 no code here: the kernel removes their cores from the process's affinity.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,29 +13,22 @@ from pathlib import Path
 _MOUNTS = {"": ("", "unified"), "cpu": ("cpu", "cpu,cpuacct"), "memory": ("memory",)}
 
 
-def core_quota(system: Path = Path("/")) -> float | None:
-    """Return the CPU seconds per second that this process may use; None if unlimited."""
-    return min((quota for quota, _ in _quotas(system)), default=None)
+def core_quota(system: Path = Path("/")) -> tuple[float, Path]:
+    """Return the CPU seconds per second that this process may use, or infinity, and the group with this quota."""
+    settings = [(text(group / "cpu.max"), group) for group in _groups("", system)]
+    for group in _groups("cpu", system):
+        settings.append((" ".join(text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")), group))
+    limits = ((re.match(r"(\d+) (\d+)", setting), group) for setting, group in settings)
+    return min(((int(limit[1]) / int(limit[2]), group) for limit, group in limits if limit), default=(math.inf, system))
 
 
-def core_seconds(system: Path = Path("/")) -> float | None:
-    """Return the CPU seconds that the group with the lowest quota has used; None if it is unknown, or there is none."""
-    group = min(_quotas(system), default=(0.0, system))[1]
+def core_seconds(group: Path) -> float | None:
+    """Return the CPU seconds that a group with a quota has used; None if they are unknown."""
     if used := re.search(r"^usage_usec (\d+)$", text(group / "cpu.stat"), re.MULTILINE):
         return int(used[1]) / 1e6
     accounting = Path(f"{group}/".replace("/sys/fs/cgroup/cpu/", "/sys/fs/cgroup/cpuacct/"))  # may be apart
     nanoseconds = text(group / "cpuacct.usage") or text(accounting / "cpuacct.usage")
     return int(nanoseconds) / 1e9 if nanoseconds else None
-
-
-def _quotas(system: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the quota of each of this process's groups that has one, in cores."""
-    settings = [(group, text(group / "cpu.max").split()) for group in _groups("", system)]
-    for group in _groups("cpu", system):
-        settings.append((group, [text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]))
-    for group, setting in settings:
-        if setting and setting[0].isdigit():
-            yield int(setting[0]) / int(setting[1]), group
 
 
 def memory_limit(system: Path = Path("/")) -> int | None:

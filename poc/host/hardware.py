@@ -138,8 +138,7 @@ def _unused(device: Path, why: str) -> str:
 
 def usable_cores(system: Path = Path("/")) -> int:
     """Return the number of cores in this process's affinity, or the quota of its control groups if lower."""
-    cores, quota = len(os.sched_getaffinity(0)), control_groups.core_quota(system)
-    return cores if quota is None else min(cores, max(1, int(quota)))
+    return max(1, int(min(len(os.sched_getaffinity(0)), control_groups.core_quota(system)[0])))
 
 
 def usable_memory(system: Path = Path("/")) -> int:
@@ -155,12 +154,10 @@ def core_times(system: Path = Path("/")) -> tuple[int, float, float]:
     lower quota busy is that of this process's control group: what others do on further cores leaves the quota free.
     """
     cores, usable = psutil.cpu_times(percpu=True), os.sched_getaffinity(0)
-    quota, used = control_groups.core_quota(system), control_groups.core_seconds(system)
-    if quota is not None and used is not None and quota < len(usable):
+    quota, group = control_groups.core_quota(system)
+    if quota < len(usable) and (used := control_groups.core_seconds(group)) is not None:
         return max(1, int(quota)), used, 0.0
-    numbers = [
-        int(number) for number in re.findall(r"^cpu(\d+) ", text(Path(psutil.PROCFS_PATH) / "stat"), re.MULTILINE)
-    ]
+    numbers = [*map(int, re.findall(r"^cpu(\d+) ", text(Path(psutil.PROCFS_PATH) / "stat"), re.MULTILINE))]
     if usable <= {*numbers} and len(numbers) == len(cores):  # a container may renumber its cores
         cores = [core for number, core in zip(numbers, cores) if number in usable]
     busy = sum(core.user + core.nice + core.system + core.irq + core.softirq for core in cores)
