@@ -25,8 +25,6 @@ class DistributedSession(MXNetSession):
     They draw the same weights, from the run's seed. Without synchronisation they send nothing.
     """
 
-    _statistics_keys: Sequence[int] = ()
-
     def _connect(self) -> None:
         self._number_keys: dict[int, int] = {}
         """Keys of `sum_over_workers`, by the length of its arrays."""
@@ -35,18 +33,13 @@ class DistributedSession(MXNetSession):
             self._make_keys()
         self.barrier()
 
-    def _make_keys(self) -> None:
-        super()._make_keys()
-        # Compression would mistake the batch statistics for gradients: then each worker has its own.
-        if self._two_bit is None:
-            self._statistics_keys = [self._new_key(buffer.values[0]) for buffer in self._statistics_buffers]
-
     def _average_statistics(self) -> None:
         super()._average_statistics()
-        for key, buffer in zip(self._statistics_keys, self._statistics_buffers):
-            self._sum(key, buffer.values[:1], buffer.values[:1])
-            buffer.values[0] /= self._run.workers
-            buffer.broadcast()
+        # Compression would mistake the batch statistics for gradients: then each worker has its own.
+        if self._run.kvstore.sums and self._two_bit is None:
+            for buffer in self._statistics_buffers:
+                buffer.values[0][:] = self.sum_over_workers(buffer.values[0].asnumpy()) / self._run.workers
+                buffer.broadcast()
 
     def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
         total = mx.nd.array(values, ctx=self._contexts[0])

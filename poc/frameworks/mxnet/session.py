@@ -302,11 +302,7 @@ class MXNetSession(Session):
         if self._run.kind == "cpu":
             mx.random.seed(seed >> 1)
         else:  # each thread has generators of its own, which a seed for a context starts alike on all
-
-            def seed_device(device: int, context: Any) -> None:
-                mx.random.seed((seed >> 1) ^ device, ctx=context)
-
-            list(self._map_devices(seed_device, self._devices, self._contexts))
+            list(self._map_devices(mx.random.seed, [(seed >> 1) ^ device for device in self._devices], self._contexts))
 
     def upload_images(self, images: np.ndarray) -> None:
         _, self._height, self._width, _ = images.shape
