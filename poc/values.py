@@ -146,14 +146,15 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(kind)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file at `path` by `text`, wholly or not at all; make its folder if there is none."""
+def write_atomically(path: Path, content: str | memoryview) -> None:
+    """Replace the file at `path` by `content`, wholly or not at all; make its folder if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # A text may have a file's name that is not UTF-8.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".unfinished")
     try:
-        # A text may have a file's name that is not UTF-8.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(unfinished, 0o644)  # mkstemp lets only the owner read

@@ -21,7 +21,6 @@ from poc.records.record import COMPLETED, DIVERGED
 from poc.records.timing import Window
 from poc.run import step_profile
 from poc.run.loop import Loop
-from poc.run.worker import _trained_seconds
 from tests.builders import run_of
 
 Script = Callable[[int], float]
@@ -233,9 +232,10 @@ def test_a_run_by_time_ends_with_the_window_in_which_the_time_is_up(
 
 
 def test_after_each_resumption_the_first_window_does_not_count_either() -> None:
-    window, resumed = {"event": "window", "seconds": 2.0}, {"event": "resumed"}
-    life = [{"event": "ready"}, {**window, "seconds": 60.0}, {"event": "evaluation"}, window, window]
-    assert [_trained_seconds(events) for events in ([], life, [*life, resumed, *life])] == [0, 4, 8]
+    # A window of 4 steps takes 2 s; the run was resumed after the two windows of which the second one counted.
+    for trained, steps in ((2.0, [2, 4]), (0.0, [2, 4, 4])):
+        resumed = Driven(short(seconds=3.5), first_step=8, trained=trained)
+        assert [window.steps for window in resumed.windows] == steps
 
 
 def test_the_clock_of_the_first_worker_decides() -> None:

@@ -8,14 +8,13 @@ lost, another may be one checkpoint further.
 import contextlib
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from poc.values import value
+from poc.values import value, write_atomically
 
 _STORY = "story.json"
 
@@ -34,20 +33,10 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
 
     Raises OSError if it cannot be written; the older ones are there then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"step": checkpoint.step, "story": checkpoint.story}, allow_nan=False)
     buffer = io.BytesIO()
     np.savez(buffer, **{_STORY: np.frombuffer(text.encode(), dtype=np.uint8), **checkpoint.arrays})
-    unfinished = folder / f"worker{worker}.unfinished"
-    try:
-        with unfinished.open("wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(folder / f"worker{worker}-{checkpoint.step}.npz")
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
+    write_atomically(folder / f"worker{worker}-{checkpoint.step}.npz", buffer.getbuffer())
     stored = stored_steps(folder, worker)
     previous = max((step for step in stored if step < checkpoint.step), default=None)
     for step, path in stored.items():  # files of later steps are stale, or the run would have continued from them
@@ -73,8 +62,8 @@ def read(folder: Path, worker: int, step: int) -> Checkpoint:
 
 
 def remove(folder: Path, *, but: int | None = None) -> None:
-    """Remove the checkpoints of a run except those of step `but`; harmless if there are none."""
-    for path in {*folder.glob("worker*")} - {*folder.glob(f"worker*-{but}.npz")}:
+    """Remove the checkpoints of a run except those of step `but`, and unfinished ones; harmless if there are none."""
+    for path in {*folder.glob("*worker*")} - {*folder.glob(f"worker*-{but}.npz")}:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it does not exist, or is not empty
         folder.rmdir()

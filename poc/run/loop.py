@@ -34,7 +34,7 @@ class Loop:
     worker: int = 0
     first_step: int = 0
     save_every: float = math.inf  # steps after which to do so within an epoch, if workers cannot agree on a time
-    trained: float = 0.0  # seconds of all windows so far, without the first one
+    trained: float = 0.0  # seconds of all windows so far, without the first one after each start
     scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
     warmup_steps: int = 0  # steps of the first window on GPUs, at least
     silence: float = math.inf  # seconds of steps enqueued without a wait; in longer windows a hang would look slow

@@ -72,6 +72,7 @@ class Worker:
         self._progress = Progress(self.run, request["title"], first_step=self._first_step, shown=self._number == 0)
         self._file = events
         self._events: list[dict[str, Any]] = []
+        self._counted: dict[str, Any] = {}  # fields of the loop that it continues
         self._silence = _SILENCE_SHARE * request["patience"]
         self._last_heartbeat = 0.0
         self._is_interrupted = False
@@ -112,8 +113,7 @@ class Worker:
         self._emit("ready", {**images, "parameters": session.parameters, "threads": threads})
         share = {"worker": self._number, "workers": run.workers}
         batch = evaluation_batch(run, len(dataset.validation))
-        earlier = [event for event in self._events if event["event"] == "evaluation"]
-        loop = Loop(
+        loop = self._loop = Loop(
             run,
             session,
             lambda: self._with_heartbeat(data.validation_batches(dataset, run.data, batch=batch, **share)),
@@ -123,10 +123,9 @@ class Worker:
             worker=self._number,
             first_step=self._first_step,
             save_every=self._request["checkpoint_every"],
-            trained=_trained_seconds(self._events),
-            scored=[(0, 0), *((round(last["accuracy"] * last["samples"]), last["samples"]) for last in earlier)][-1],
             warmup_steps=frameworks.load(run.framework).WARMUP_STEPS,
             silence=self._silence,
+            **self._counted,
         )
         steps = run.last_step - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]
         # A CPU's cores belong to the training, which one thread can feed.
@@ -207,6 +206,7 @@ class Worker:
             for event in saved.story["events"]:
                 self._write(event)
             self._clock.resume(*saved.story["clock"])
+            self._counted = saved.story["counted"]
             self._emit("resumed", {"step": first_step, "why": self._request["why"], "at": saved.story["clock"][0]})
         session = frameworks.open_session(self.run, first_step=first_step, state=state)
         self._beat()
@@ -247,25 +247,15 @@ class Worker:
         if step == self.run.steps and not self._request["keep"]:
             return
         clock = [self._clock.elapsed(), self._clock.parts]
-        story = {"conditions": self._request["conditions"], "events": self._events, "clock": clock}
+        counted = {"trained": self._loop.trained, "scored": self._loop.scored}
+        conditions = self._request["conditions"]
+        story = {"conditions": conditions, "events": self._events, "clock": clock, "counted": counted}
         state = checkpoint.Checkpoint(step=step, arrays=self._session.state(), story=story)
         try:
             checkpoint.write(self._checkpoints, self._number, state)
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
             self._emit("unsaved", {"step": step, "why": str(error)})
             print(f"  the checkpoint after step {step} failed: {error}", file=sys.stderr)
-
-
-def _trained_seconds(events: Iterable[dict[str, Any]]) -> float:
-    """Return the seconds of all windows but the first one, and the first one after each time that the run resumed."""
-    counted, is_first = 0.0, True
-    for event in events:
-        if event["event"] == "resumed":
-            is_first = True
-        elif event["event"] == "window":
-            counted += 0.0 if is_first else event["seconds"]
-            is_first = False
-    return counted
 
 
 def main() -> None:
