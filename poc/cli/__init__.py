@@ -94,12 +94,7 @@ def _groups() -> dict[str, _Parser]:
     groups: dict[str, _Parser] = defaultdict(lambda: _Parser(add_help=False))
     groups["json"].add_argument("--json", help="print JSON, for a program", **_FLAG)
     add = groups["machine"].add_argument
-    add(
-        "--machine",
-        type=_name,
-        metavar="NAME",
-        help="its name in results (default: cloud instance type, else hardware)",
-    )
+    add("--machine", type=_name, metavar="NAME", help="name in results (default: cloud instance type, else hardware)")
     add("--price", type=_positive, metavar="DOLLARS", help="per hour (default: in poc/published/prices.csv)")
 
     add = groups["data"].add_argument
@@ -139,12 +134,11 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(function=function)
         return added.add_argument
 
-    _add_run_commands(command)
-    _add_other_commands(command)
+    _add_commands(command)
     return top
 
 
-def _add_run_commands(command: _Command) -> None:
+def _add_commands(command: _Command) -> None:
     command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data", "json")
 
     about = "what the recipes would run on this machine, how long it takes and what it costs"
@@ -165,8 +159,6 @@ def _add_run_commands(command: _Command) -> None:
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
     add("--verbose", help="also print each run's id, settings and expected time", **_FLAG)
 
-
-def _add_other_commands(command: _Command) -> None:
     add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
     add("--price", type=prices.named, metavar="NAME=DOLLARS", help="price of a machine per hour", **_LIST)
 
@@ -199,14 +191,8 @@ def _add_other_commands(command: _Command) -> None:
     add = command(advise.advise, about, "machine", "data", "results", "others", "studies", "setting")
     first = "a name in recipes/, or a Python file; its first setting that this machine can run"
     add("recipe", metavar="RECIPE", help=first)
-    steps = _number(Annotated[Count, Ge(20)])
-    add(
-        "--steps",
-        type=steps,
-        default=advise.STEPS,
-        metavar="N",
-        help="steps of each short run; on GPUs at least 1000, or 10 s",
-    )
+    steps, short = _number(Annotated[Count, Ge(20)]), "steps of each short run; on GPUs at least 1000, or 10 s"
+    add("--steps", type=steps, default=advise.STEPS, metavar="N", help=short)
 
     about = "which learning rates are worth trying: the loss while the rate grows, in an epoch of each setting"
     add = command(lr_range.lr_range, about, "machine", "data", "results", "setting")

@@ -82,7 +82,9 @@ def advise(options: Options) -> int:
     price = known_prices.of(name, machine.describe())
     plans = [(path.stem, plan_probes(path, setting, machine, options.steps))]
     sweep = Sweep(plans, options.results, context, since=last_run.now())
-    records = _measure(sweep, price.dollars_per_hour if price else None)
+    run_sweep(sweep, price=price.dollars_per_hour if price else None)
+    latest = {record.run.id: record for record in journal.read([sweep.path]) if record.started >= sweep.since}
+    records = [latest[item.planned.run.id] for item in sweep.items]
     if any(record.outcome != COMPLETED for record in records):
         return 1
     speeds = {record.run.devices: measured_speed(record) for record in records}
@@ -132,13 +134,6 @@ def plan_probes(recipe: Path, setting: Setting, machine: Hardware, steps: int = 
     if on_one.skip:
         raise UserError(f"{recipe.name}: {on_one.skip}")
     return [on_one, *(item for item in on_two if not item.skip)]
-
-
-def _measure(sweep: Sweep, price: float | None) -> list[Record]:
-    """Do the short runs of a sweep, whatever was measured before it, at a price per hour; return their records."""
-    run_sweep(sweep, price=price)
-    latest = {record.run.id: record for record in journal.read([sweep.path]) if record.started >= sweep.since}
-    return [latest[item.planned.run.id] for item in sweep.items]
 
 
 def measured_speed(record: Record) -> Estimate:

@@ -182,18 +182,13 @@ def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | Non
     if not same_machine:  # They have no slower hours in common: as if all repeats had started at once.
         sides = [side.assign(started="2000-01-01T00:00:00") for side in sides]
     timed = [side[side.samples_per_second.notna()] for side in sides]
-    rates = [repeats.clean(side).samples_per_second for side in timed]
     logarithms = [np.log(side.samples_per_second) for side in repeats.pair(*sides)]
     result = {**_difference(logarithms, judged), "gate": slower and gate(logarithms, slower, judged)}
-    interval = result["interval"] and [math.exp(end) for end in result["interval"]]
-    too_short = any(len(side) and not len(rate) for side, rate in zip(sides, timed))
-    return {
-        **result,
-        "too_short": too_short,
-        "sides": rates,
-        "estimate": math.exp(result["estimate"]),
-        "interval": interval,
-    }
+    result["too_short"] = any(len(side) and not len(rate) for side, rate in zip(sides, timed))
+    result["sides"] = [repeats.clean(side).samples_per_second for side in timed]
+    result["estimate"] = math.exp(result["estimate"])
+    result["interval"] = result["interval"] and [math.exp(end) for end in result["interval"]]
+    return result
 
 
 def _accuracy(sides: Sequence[pd.DataFrame], judged: int) -> dict[str, Any]:
@@ -209,13 +204,7 @@ def _difference(sides: Sequence[pd.Series[float]], judged: int) -> dict[str, Any
     if min(n) >= repeats.MIN_REPEATS:
         interval = [*ttest_ind(*sides, equal_var=False).confidence_interval(confidence)]
     significant = interval and not interval[0] <= 0 <= interval[1]
-    return {
-        "n": n,
-        "estimate": difference,
-        "interval": interval,
-        "confidence": confidence,
-        "significant": significant,
-    }
+    return {"n": n, "estimate": difference, "interval": interval, "confidence": confidence, "significant": significant}
 
 
 def _range(values: pd.Series[float], digits: str) -> str:

@@ -5,7 +5,6 @@ import json
 import platform
 import shutil
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -37,9 +36,7 @@ def doctor(options: Options) -> None:
     if not options.json:
         print(tabulate(facts, tablefmt="plain", disable_numparse=True))
         return
-    by_topic: dict[str, list[str]] = defaultdict(list)
-    for topic, text in facts:
-        by_topic[topic].append(text)
+    by_topic = {topic: [text for each, text in facts if each == topic] for topic, _ in facts}
     print(json.dumps(by_topic, indent=1))
 
 

@@ -140,13 +140,8 @@ def _sweep_options(options: Options, started: str, names: Sequence[str], machine
     Without the name of a `machine` it may have been on any.
     """
     since, last = started if options.again else "", last_run.read(options.results)
-    if (
-        since
-        and last
-        and last.again_since
-        and machine in ("", last.machine)
-        and {*last.recipes} == {*(options.recipes or names)}
-    ):
+    recipes = {*(options.recipes or names)}
+    if since and last and last.again_since and machine in ("", last.machine) and {*last.recipes} == recipes:
         since = last.again_since
         print(f"--again: continuing that of {since[:16]} UTC; a start without --again ends it", file=sys.stderr)
     return {"detail": step_profile.ROUNDS if options.detail else 0, "since": since, "verbose": options.verbose}

@@ -65,16 +65,10 @@ def _importable(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        files = {
-            name: Path(getattr(sys.modules[name], "__file__", None) or "/") for name in sys.modules.keys() - before
-        }
-        own = [
-            name
-            for name, file in files.items()
-            if file.resolve() in (folder / f"{name}.py", folder / name / "__init__.py")
-        ]
-        for name in files:
-            if name.split(".")[0] in own:
+        for name in sorted(sys.modules.keys() - before, reverse=True):  # a package after its modules
+            top = name.split(".")[0]
+            file = Path(getattr(sys.modules.get(top), "__file__", None) or "/").resolve()
+            if top not in before and file in (folder / f"{top}.py", folder / top / "__init__.py"):
                 del sys.modules[name]
 
 

@@ -41,7 +41,7 @@ _OF_RUN = (
 )
 _OF_RECORD = (
     *("parameters", "dataset", "outcome", "reason", "started", "data_checksum", "threads", "fewer_threads"),
-    *("commit", "at_chance", "joules_per_sample"),
+    *("commit", "at_chance", "joules_per_sample", "peak_flops"),
 )
 _OF_HARDWARE = ("cpu", "cores", "driver", "hosts")
 # Fields of a run that differ within a scaling series, or that only set its length.
@@ -150,7 +150,7 @@ def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, li
         count = len(candidates)
         for run in itertools.chain(*(stage.runs for stage in search.halving(candidates, result_of))):
             for row, _ in of_run.get(run.id, []):
-                row.update(search=f"{row['search']} {name}:{count}".strip(), candidates=count)
+                row.update(search=f"{row.get('search', '')} {name}:{count}".strip(), candidates=count)
         if winner := search.chosen(candidates, result_of):
             # The smallest batch may not have been part of the command that trained with the rates of the rules.
             bases: list[Run | None] = [base for base in winners if base.global_batch < winner.global_batch]
@@ -159,7 +159,7 @@ def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, li
             test_runs = [*trained, *choices][0]
             ids = " ".join(f"{name}:{kind}:{run.id}" for kind, run in test_runs.items())
             for row in completed(winner):
-                row.update(chosen=True, test_runs=f"{row['test_runs']} {ids}".strip())
+                row.update(chosen=True, test_runs=f"{row.get('test_runs', '')} {ids}".strip())
             for row in completed(test_runs[search.FOUND]):
                 row.update(chosen=True, candidates=count)
             winners.append(winner)
@@ -214,8 +214,6 @@ def _measured(record: Record) -> dict[str, Any]:
         "setting": _hash(*conditions, record.fewer_threads, framework, package, run.fingerprint("seed")),
         "workload": _hash(*of_one_host, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
         "length": _length(run),
-        "search": "",
-        "test_runs": "",
         "baseline": run.is_baseline,
         "schedule": run.schedule_label,
         "fixed": run.data.fixed,
@@ -233,10 +231,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "staleness_mean": statistics.fmean(record.steps_ahead) if record.steps_ahead else None,
         "staleness_max": max(record.steps_ahead, default=None),
         "noisy": record.is_noisy,
-        "host_peak_bytes": record.memory.host_peak_bytes,
-        "device_peak_bytes": record.memory.device_peak_bytes,
-        "device_reserved_bytes": record.memory.device_reserved_bytes,
-        "peak_flops": record.peak_flops,
+        **vars(record.memory),
         "utilisation": statistics.fmean(used) if used else None,
         "given_dollars_per_hour": record.price_per_hour,
         "note": "; ".join(record.notes),

@@ -76,12 +76,9 @@ class DoneRepeats:
 
         Nor does a burst that was resumed too near its end to be timed.
         """
-        return [
-            record.outcome
-            for record in self._of(run)
-            if record.outcome in SETTLED
-            and not (record.resumed and _is_burst(run) and throughput(record.timed) is None)
-        ]
+        is_burst = not (run.evaluate or run.is_range_test)
+        settled = [record for record in self._of(run) if record.outcome in SETTLED]
+        return [each.outcome for each in settled if not (is_burst and each.resumed and not throughput(each.timed))]
 
     def result(self, run: Run) -> Result | None:
         """Return the result of a candidate of a search, in which a failure is one, too; None if there is none."""
@@ -134,11 +131,9 @@ class RuntimeEstimator:
 
     def learn(self, record: Record) -> None:
         """Add the speed of a completed run, unless it was resumed or its model is no longer known."""
-        is_known = record.run.network.multiply_adds(record.run.data.crop) > 0
-        if is_known and record.outcome == COMPLETED and record.wall and not record.resumed:
-            run, speed = record.run, throughput(record.timed)
-            if speed is None:
-                return
+        run, speed = record.run, throughput(record.timed)
+        is_known = run.network.multiply_adds(run.data.crop) > 0
+        if speed and is_known and record.outcome == COMPLETED and record.wall and not record.resumed:
             for group in _groups(run):
                 self._seconds[group][0] += run.last_step * run.global_batch / speed.median
                 self._seconds[group][1] += training_seconds(dataclasses.replace(run, evaluate=False), record.hardware)
@@ -172,10 +167,6 @@ class RuntimeEstimator:
             return 0.0
         steps = checkpoint.steps(folder, [0], self._context.conditions_of(run))
         return max((step / run.last_step for step in steps if step < run.last_step), default=0.0)
-
-
-def _is_burst(run: Run) -> bool:
-    return not (run.evaluate or run.is_range_test)
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:

@@ -51,16 +51,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     differing = markdown.differences(shown)
     lines = markdown.lines(
         shown,
-        *(
-            ("machine", lambda row: row.machine + differing(row)),
-            "devices",
-            ("global batch, lr", _batch_and_lr),
-            ("training recipe", "recipe"),
-        ),
-        (
-            "time",
-            lambda row: _bound(row) + markdown.duration(row.seconds_to_target) + (" (noisy)" if row.noisy else ""),
-        ),
+        ("machine", lambda row: row.machine + differing(row)),
+        *("devices", ("global batch, lr", _batch_and_lr), ("training recipe", "recipe"), ("time", _time)),
         ("instance $/h", lambda row: markdown.dollars(row.dollars_per_hour) or "unknown"),
         ("$", lambda row: _bound(row) + markdown.dollars(row.dollars_to_target) if row.dollars_to_target > 0 else ""),
         ("n", "timed_seeds"),
@@ -84,6 +76,10 @@ def missed(results: Results, settings: pd.DataFrame) -> str:
 
 def _batch_and_lr(row: Any) -> str:
     return ", ".join(filter(None, [markdown.count(row.global_batch), markdown.lr(row)]))
+
+
+def _time(row: Any) -> str:
+    return _bound(row) + markdown.duration(row.seconds_to_target) + (" (noisy)" if row.noisy else "")
 
 
 def _bound(row: Any) -> str:

@@ -164,14 +164,7 @@ def models(results: Results) -> list[Block]:
         about,
         # The learning rate does not matter for speed: the setting with most repeats stands for its batch size.
         rows.drop_duplicates(["workload", "framework", "layout", "length", "kind", "batch_per_device"]),
-        *(
-            "machine",
-            ("model, framework", model),
-            ("training recipe", "recipe_cell"),
-            "batch per device",
-            "length",
-            RATE,
-        ),
+        *("machine", ("model, framework", model), "training recipe", "batch per device", "length", RATE),
         ("GFLOP/s", lambda row: markdown.number(row.flops / 1e9)),
         ("MFU", lambda row: markdown.formatted(row.mfu, ".0%")),
     )
