@@ -135,7 +135,7 @@ def test_only_slow_steps_are_waited_for_within_a_window() -> None:
     def seconds(step: int) -> float:
         return 60.0 if step == 0 else 12.0 if step < 10 else 0.5
 
-    done = Driven(short(window=10), seconds, silence=30.0)
+    done = Driven(short(window=10), seconds, most_queued=30.0)
     assert done.waits == [1, 2, 5, 8, 13]
     assert [(w.steps, w.seconds) for w in done.windows] == [(10, 168.0), (10, 5.0)]
 
@@ -154,7 +154,7 @@ def test_a_window_on_a_gpu_lasts_half_a_second(step_seconds: float, lengths: lis
     on_gpu = dataclasses.replace(run, kind="gpu")
     assert {window.steps for window in Driven(run, lambda _: step_seconds).windows} == {4}
     # The first step compiles, which is no measure of the others.
-    done = Driven(on_gpu, lambda step: step_seconds if step else 60.0, silence=30.0)
+    done = Driven(on_gpu, lambda step: step_seconds if step else 60.0, most_queued=30.0)
     assert [window.steps for window in done.windows] == lengths
     assert all(window.seconds >= 0.5 for window in done.windows[2:])
     # A range test needs the loss at each rate, not a speed.

@@ -40,7 +40,7 @@ _VALIDATE_ON: Any = field(default="test", label="accuracy on the validation spli
 
 
 class _Images:
-    """Properties that all sets of colour images have."""
+    """Images with three channels; its defaults are for options of augmentation that a data set does not declare."""
 
     name: str
     crop: int
@@ -81,7 +81,7 @@ class _Images:
         return " ".join([self.name, *labels(self).values()])
 
     def on_gpu(self: Self) -> Self:
-        """Return what a run on GPUs reads: the same, augmented on them where that can be."""
+        """Return the data set of a run on GPUs: with augmentation on the device if possible."""
         return self
 
     def check_crop(self, size: int) -> None:

@@ -52,7 +52,7 @@ def configuration(cls: type[T]) -> type[T]:
 
 
 class Or:
-    """Annotation of a type: these words are allowed, too, and the plan replaces them by a value of the type."""
+    """Annotation of a type that these words are values of, too; the plan replaces them by others of the type."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
@@ -74,21 +74,18 @@ def by_name(option: str, kinds: Mapping[str, type[Any]]) -> pydantic.BeforeValid
     return pydantic.BeforeValidator(convert)
 
 
-def labels(options: Any) -> dict[str, str]:
-    """Return the labels of all fields that are not at their default, by field name."""
+def labels(options: Any, marked: str = "") -> dict[str, str]:
+    """Return the labels of all fields that are not at their default, or of those declared with `marked`, by name."""
     texts = {}
     for declared in dataclasses.fields(options):
         label, value = declared.metadata.get("label", ""), getattr(options, declared.name)
-        if value != declared.default:
+        if value != declared.default and (not marked or declared.metadata.get(marked)):
             texts[declared.name] = label(value) if callable(label) else label.format(value)
     return {name: text for name, text in texts.items() if text}
 
 
 def changed(options: Any) -> dict[str, Any]:
-    """Return the fields that are not at their default, for JSON, and always those without one and the tag `name`.
-
-    Paths (`local_fields`) are left out.
-    """
+    """Return for JSON the fields that are not at their default, those without one, and the tag `name`; no paths."""
     fields: dict[str, Any] = {}
     for declared in dataclasses.fields(options):
         value, is_local = getattr(options, declared.name), declared.metadata.get("local")

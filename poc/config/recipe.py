@@ -39,15 +39,16 @@ _LARGEST_BATCH = 2**16  # larger batches make no device faster
 class Training:
     """Options of a training. Declare each option here only; the plan copies it to the run.
 
-    `label` describes it where it is not at its default; `by_framework`: some frameworks do not support it.
+    `label` describes it where it is not at its default. `by_framework`: only the frameworks that name it support it.
+    `training_recipe`: it changes what is learnt, so that the baseline has its default (`Run.is_baseline`).
     """
 
     model: str
     """Name of a registered model (`poc/config/networks.py`); or "FILE.py:FUNCTION" or "package.module:FUNCTION", a
     function of the number of classes that returns a Gluon HybridBlock or a PyTorch Module; or "ZOO:NAME"."""
-    mean: tuple[Share, Share, Share] | None = field(default=None, label="mean {}")
+    mean: tuple[Share, Share, Share] | None = field(default=None, training_recipe=True, label="mean {}")
     """Mean of each channel, of pixels in 0..1, that is subtracted; None: the registered model's, else ImageNet's."""
-    std: tuple[_Deviation, _Deviation, _Deviation] | None = field(default=None, label="std {}")
+    std: tuple[_Deviation, _Deviation, _Deviation] | None = field(default=None, training_recipe=True, label="std {}")
     """Standard deviation of each channel, of pixels in 0..1, that they are divided by; None as for `mean`."""
     data: Data = field(default=CIFAR10(), label="{}")
     """Images (`poc/config/datasets.py`)."""
@@ -60,7 +61,7 @@ class Training:
     batch_per_device: Annotated[Count, Or(LARGEST)] = 128
     """Samples per device and micro-batch; the global batch is that times the devices times `accumulate`. "largest": as
     many as fit into its memory, of 2^k and 1.5 x 2^k up to an epoch or 65,536, tried from above."""
-    accumulate: Count = field(default=1, label="accumulate {}")
+    accumulate: Count = field(default=1, training_recipe=True, label="accumulate {}")
     """Micro-batches per device and step, one after another: their gradients are summed, and synchronised once per step.
     Each has batch statistics of its own, and updates the running ones."""
     evaluate: Flag = field(default=True, label="without evaluation")
@@ -68,13 +69,13 @@ class Training:
     validation split."""
     optimizer: AnyOptimizer = field(default=SGD(), label="{}")
     """An optimizer (`poc/config/optimizers.py`), or its name: that with its defaults."""
-    label_smoothing: Share = field(default=0.0, by_framework=True, label="label smoothing {:g}")
+    label_smoothing: Share = field(default=0.0, by_framework=True, training_recipe=True, label="label smoothing {:g}")
     """Share of a label that is spread over all classes (Szegedy et al. 2016)."""
     gradient_noise: Count | None = field(default=None, label="gradient noise scale every {} steps")
     """Interval in steps at which the squared norms of one device's gradient and of all devices' are recorded, which
     give the gradient noise scale (`poc/records/noise.py`); with several devices, emulated ones too, or `accumulate`.
     With CUDA graphs these steps need the memory of the activations once more."""
-    zero_init_gamma: Flag = field(default=False, by_framework=True, label="zero-init gamma")
+    zero_init_gamma: Flag = field(default=False, by_framework=True, training_recipe=True, label="zero-init gamma")
     """Residual units start as identities: the gammas of the last batch norm of each are zero (Goyal et al. 2017), in
     pre-activation models ("_v2") the weights of the convolution after it."""
     dtype: Literal["float32", "tf32", "bfloat16", "float16", "auto"] = field(default="float32", label="precision {}")
@@ -103,7 +104,7 @@ class Training:
     a window has as many steps as take 0.5 s there."""
     seconds: Positive | None = field(default=None, label="at most {:g} s")
     """Stop at the end of the window in which so many seconds of training are over, or after the epochs or steps. The
-    first window, in which libraries compile or search for algorithms, does not count."""
+    first window does not count: in it libraries compile or search for algorithms."""
     target_accuracy: Share | None = field(default=None, label="until accuracy {:g}")
     """Stop at the first evaluation that reaches it, or after the epochs."""
     framework: str = field(default=AUTO, label="{}")
@@ -138,7 +139,7 @@ class Setting(Training):
     repeats: Count = 1
     """Measure every run so many times, each in new processes. `--quick` has one."""
     priority: Count = 5
-    """Of the runs of all recipes those of the lowest number are done first: 1 answers a reader's first question."""
+    """Runs with lower numbers are done first, across all recipes: 1 answers a reader's first question."""
 
     def __post_init__(self) -> None:
         if self.workers == PER_DEVICE:  # type: ignore[comparison-overlap]

@@ -36,8 +36,8 @@ class Run(Schedule, Training):
     cost: networks.Cost | None = None
     """Counted cost of a model that is not registered, with the classes and the image size of `data`."""
     pause_after: Count | None = field(default=None, label="paused after epoch {}")
-    """Epochs after which it is paused, and keeps its last checkpoint, from which the same run without a pause, or with
-    a later one, continues. All else, the schedule included, is that of the whole length."""
+    """It stops after this epoch and keeps its checkpoint, from which the same run without a pause, or with a later one,
+    continues. All else, the schedule included, is that of the whole length."""
     search: Search | None = None
     """The search for a learning rate that it is a candidate of."""
     tunes: Run | None = None
@@ -72,7 +72,7 @@ class Run(Schedule, Training):
 
     @property
     def synchronises(self) -> bool:
-        """True if it has several real devices, whose gradients travel, or could."""
+        """True if it has several real devices."""
         return self.devices > 1 and not self.emulated
 
     @property
@@ -97,10 +97,10 @@ class Run(Schedule, Training):
 
         The schedule of the learning rate may differ, and the size of images in arrays.
         """
-        plain = not (self.label_smoothing or self.zero_init_gamma or self.mean or self.std) and self.accumulate == 1
+        plain = not labels(self, "training_recipe")
         data = dataclasses.replace(self.data, crop=0) if isinstance(self.data, Arrays) else self.data
         plain_data = isinstance(data, Synthetic) or not labels(dataclasses.replace(data, validate_on="test"))
-        return bool(plain and plain_data and self.optimizer == SGD())
+        return plain and plain_data and self.optimizer == SGD()
 
     def __str__(self) -> str:
         """Describe the run in a line: its model, devices and length, and all options that are not at their default."""
@@ -124,7 +124,7 @@ class Run(Schedule, Training):
     @property
     def training_recipe(self) -> str:
         """Describe how it trains, without model, batch, devices, learning rate and schedule."""
-        parts = [str(self.optimizer), *self._labels("label_smoothing", "zero_init_gamma", "accumulate", "mean", "std")]
+        parts = [str(self.optimizer), *labels(self, "training_recipe").values()]
         data = self.data
         if isinstance(data, Own):
             parts.append(str(data))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Purposes of random numbers, so that no two share one.
+# Purposes of random numbers. Add new ones at the end: other numbers would change every image.
 ORDER, CROP_Y, CROP_X, MIRROR, HUE, LIGHTNESS, SATURATION = range(7)
 PATTERN, SHIFT_Y, SHIFT_X, CONTRAST, NOISE = range(7, 12)
 CUT_Y, CUT_X = range(12, 14)

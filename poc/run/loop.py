@@ -37,7 +37,7 @@ class Loop:
     trained: float = 0.0  # seconds of all windows so far, without the first one after each start
     scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
     warmup_steps: int = 0  # steps of the first window on GPUs, at least
-    silence: float = math.inf  # seconds of steps enqueued without a wait; in longer windows a hang would look slow
+    most_queued: float = math.inf  # seconds of steps enqueued without a wait; a longer queue would look like a hang
 
     def __post_init__(self) -> None:
         self._step = self._saved = self.first_step
@@ -117,7 +117,7 @@ class Loop:
         """Train for `count` steps; return their mean loss.
 
         The clock is read only when everything enqueued is drained. In between nothing is fetched, and nothing is waited
-        for except after the first step and in windows longer than `silence`.
+        for except after the first step and in windows longer than `most_queued`.
         """
         run, clock = self.run, self.clock
         if self._peak_has_search and self._step > self.first_step:
@@ -134,7 +134,7 @@ class Loop:
             self.session.step(batch, run.rate(step), norms=step in norm_steps)
             samples += len(batch)
             enqueued += 1
-            if enqueued * self._step_seconds > self.silence:
+            if enqueued * self._step_seconds > self.most_queued:
                 self.session.wait()
                 now = clock.elapsed()
                 self._step_seconds, since, enqueued = (now - since) / enqueued, now, 0

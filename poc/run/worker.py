@@ -124,7 +124,7 @@ class Worker:
             first_step=self._first_step,
             save_every=self._request["checkpoint_every"],
             warmup_steps=frameworks.load(run.framework).WARMUP_STEPS,
-            silence=self._silence,
+            most_queued=self._silence,
             **self._counted,
         )
         steps = run.last_step - self._first_step + step_profile.steps_of(rounds) + self._request["trace_steps"]
