@@ -16,23 +16,23 @@ from poc.host.environment import POC
 from poc.host.hardware import Hardware, gpu_problem
 from poc.values import UserError, value
 
-# For estimates only: the share of its peak that training reaches on a CPU, where bfloat16 was 1.5 times as fast and an
-# image of the smallest models took as long as 12 million operations more, by the runs in reference/.
+# For estimates only, by the runs in reference/: training reaches this share of a CPU's peak, bfloat16 is 1.5 times as
+# fast, and each image costs 12 million operations beyond those of the model.
 _CPU_EFFICIENCY, _CPU_BFLOAT16, _CPU_OPERATIONS = 0.8, 1.5, 1.2e7
 # On a GPU 0.129 and 0.140 from the published 1,100 and 2,900 samples/s of ResNet-50 on a K80 (2,496 cores, 875 MHz) and
 # a P100 (3,584, 1,480 MHz). With images of 224 pixels ResNet-50 reached 0.28 to 0.57 on a K80, a P100 and a V100
 # (TensorFlow's benchmarks; NVIDIA NGC), and tensor cores made it three times as fast.
 _SMALL_CROP, _GPU_EFFICIENCY, _GPU_EFFICIENCY_LARGE, _TENSOR_CORES, _TENSOR_CORES_LARGE = 64, 0.13, 0.45, 2, 3
-# A K80's, for a card whose driver reports no clock.
+# FLOP/s of a K80, for a card whose driver reports no clock.
 _GPU_FLOPS = 4.4e12
 START_SECONDS = {"cpu": 2.0, "gpu": 6.0}
 _PHOTOS_PER_CORE_SECOND = 200  # that are decoded
-# A batch is not tried on a GPU if it is estimated to need so many times its memory.
+# Batches that are estimated to need more than this multiple of a GPU's memory are skipped.
 _HOPELESS = 4
 # Memory of a process with a framework before it trains, and the share of a machine's memory that a run may use.
 _PROCESS_BYTES = 0.6e9
 _MEMORY_SHARE = 0.8
-# In which the settings of one search for a learning rate may differ.
+# Fields in which the settings of one search for a learning rate may differ.
 _BATCH = ("batch_per_device", "devices", "accumulate", "workers")
 
 
@@ -69,9 +69,9 @@ def plan(
 ) -> list[Planned]:
     """Return every run of `recipe` with its repeats, in rounds over the grid; `quick` plans its quick version.
 
-    A round measures what is compared at about the same time. Every other round goes backwards, so that none of two
-    always comes first. On a machine with GPUs, CPU runs are skipped, because they would take hours at a GPU's price,
-    unless `cpu` asks for them, or the user `named` a recipe that has no others.
+    A round measures everything once, so that what is compared runs at about the same time. Every other round is
+    reversed, so that order has no effect. On a machine with GPUs, CPU runs are skipped, because they would take hours
+    at a GPU's price, unless `cpu` asks for them, or the user `named` a recipe that has no others.
     """
     planned: dict[tuple[Any, ...], Planned] = {}
     settings = (recipe.quick_version() if quick else recipe).settings()
@@ -79,18 +79,18 @@ def plan(
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
     cpu = cpu or named_for_cpu or not hardware.gpus
     repeats = range(max(setting.repeats for setting in settings))
-    places = range(max(len(setting.seeds) for setting in settings))
-    for number, (repeat, place) in enumerate(itertools.product(repeats, places)):
+    seeds = range(max(len(setting.seeds) for setting in settings))
+    for number, (repeat, index) in enumerate(itertools.product(repeats, seeds)):
         for group in groups[:: -1 if number % 2 else 1]:
             setting = group[0]
-            if place >= len(setting.seeds) or repeat >= setting.repeats:
+            if index >= len(setting.seeds) or repeat >= setting.repeats:
                 continue
-            names = {"recipe": name, "seed": setting.seeds[place], "quick": quick}
+            common = {"recipe": name, "seed": setting.seeds[index], "quick": quick}
             if networks.is_own(setting.model):
                 source_hash = own_models.source_hash(setting.model, recipe.folder)
-                names.update(model_folder=str(recipe.folder) if source_hash else "", model_hash=source_hash)
+                common.update(model_folder=str(recipe.folder) if source_hash else "", model_hash=source_hash)
             is_search = isinstance(setting.lr, Search)
-            for item in _searches(group, hardware, names) if is_search else [_planned(setting, hardware, names)]:
+            for item in _searches(group, hardware, common) if is_search else [_planned(setting, hardware, common)]:
                 left_out = "CPU run on a machine with GPUs (--cpu runs it)" if setting.kind == "cpu" and not cpu else ""
                 skip = left_out or item.skip
                 item = dataclasses.replace(item, skip=skip, repeat=1 if skip else repeat + 1, priority=setting.priority)
@@ -116,7 +116,7 @@ def _groups(settings: Iterable[Setting]) -> list[list[Setting]]:
     return list(groups.values())
 
 
-def _searches(settings: Iterable[Setting], hardware: Hardware, names: dict[str, Any]) -> list[Planned]:
+def _searches(settings: Iterable[Setting], hardware: Hardware, common: dict[str, Any]) -> list[Planned]:
     """Return the search of these settings, ascending by global batch, and each that is skipped on this machine."""
     planned: list[Planned] = []
     batches: list[tuple[Run, ...]] = []
@@ -125,7 +125,7 @@ def _searches(settings: Iterable[Setting], hardware: Hardware, names: dict[str, 
         rates = cast(Search, setting.lr)
         tuned = dataclasses.replace(setting, lr=rates.candidates[0][0])  # `search.candidates` sets rate and optimizer
         first = dataclasses.replace(tuned, data=with_validation_split(setting.data))
-        (run, skip, choice), (training, _, _) = (_resolve(each, hardware, names) for each in (first, tuned))
+        (run, skip, choice), (training, _, _) = (_resolve(each, hardware, common) for each in (first, tuned))
         if skip:
             planned.append(Planned(run=run, skip=skip, seconds=estimate(run, hardware)))
             continue
@@ -151,12 +151,12 @@ def _search_seconds(batches: Iterable[tuple[Run, ...]], hardware: Hardware) -> f
     return seconds
 
 
-def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Planned:
+def _planned(setting: Setting, hardware: Hardware, common: dict[str, Any]) -> Planned:
     """Return the run of one setting; of the candidates for the largest batch those that may fit, by an estimate."""
     memory = max((gpu.memory_bytes for gpu in hardware.gpus), default=0)  # 0: the driver does not report it
     smaller: list[Run] = []
     for batch in setting.batches:
-        run, skip, choice = _resolve(dataclasses.replace(setting, batch_per_device=batch), hardware, names)
+        run, skip, choice = _resolve(dataclasses.replace(setting, batch_per_device=batch), hardware, common)
         needed = run.network.memory_bytes(run.data.crop, batch)
         hopeless = run.kind == "gpu" and memory and needed > _HOPELESS * memory
         if smaller and (skip or hopeless):
@@ -168,12 +168,12 @@ def _planned(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> Pla
     return dataclasses.replace(planned, smaller=tuple(reversed(smaller[:-1])))
 
 
-def _resolve(setting: Setting, hardware: Hardware, names: dict[str, Any]) -> tuple[Run, str, str]:
+def _resolve(setting: Setting, hardware: Hardware, common: dict[str, Any]) -> tuple[Run, str, str]:
     """Return the run of one setting, the reason to skip it on this machine or "", and the reason for its framework."""
     is_set = setting.framework != AUTO
     attempts: list[tuple[Run, str, Inspected]] = []
     for name in (setting.framework,) if is_set else frameworks.FRAMEWORKS:
-        run, skip, model = _with_framework(name, setting, hardware, names)
+        run, skip, model = _with_framework(name, setting, hardware, common)
         if not skip:
             rejected = [f"not {frameworks.load(attempt.framework).LABEL}: {why}" for attempt, why, _ in attempts]
             first = f"first supported framework of {', '.join(frameworks.FRAMEWORKS)}"
@@ -195,7 +195,7 @@ def _suitability(run: Run, hardware: Hardware) -> tuple[bool, int]:
 
 
 def _with_framework(
-    name: str, setting: Setting, hardware: Hardware, names: dict[str, Any]
+    name: str, setting: Setting, hardware: Hardware, common: dict[str, Any]
 ) -> tuple[Run, str, Inspected]:
     """Return the run of one setting with a framework, the reason to skip it on this machine or "", and its model."""
     framework = frameworks.load(name)
@@ -203,12 +203,12 @@ def _with_framework(
     workers = framework.workers(setting.workers, setting.devices, emulated)
     hosts = hardware.hosts if workers > 1 else 1
     cores, too_few_cores = _cores(setting, kind, workers, hosts, hardware)
-    if names["quick"] and kind == "gpu" and setting.steps is not None:  # else it would measure the warm-up alone
+    if common["quick"] and kind == "gpu" and setting.steps is not None:  # else it would measure the warm-up alone
         setting = dataclasses.replace(setting, steps=setting.steps + framework.WARMUP_STEPS)
     schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train_images, setting.global_batch)
     fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     fields.update(
-        **names,
+        **common,
         **vars(schedule),
         framework=name,
         kind=kind,

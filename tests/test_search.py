@@ -423,7 +423,7 @@ def test_a_candidate_that_was_cut_off_has_no_result(reason: str, tmp_path: Path,
 def test_a_bound_ends_a_search_between_candidates(tmp_path: Path, test_reads: Counter[str]) -> None:
     sweep, training = sweep_in(tmp_path), Training()
     fits = iter([True, True, False])
-    sweep.pace.fits = lambda planned: next(fits)  # type: ignore[method-assign]
+    sweep.estimator.fits = lambda planned: next(fits)  # type: ignore[method-assign]
     assert not sweep.do(sweep.items[0], training)
     assert len(training.runs) == 2
 

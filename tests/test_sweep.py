@@ -85,7 +85,7 @@ def test_a_longer_run_than_fits_is_begun_last_if_there_is_time_for_a_checkpoint(
     rates = list[float]()
 
     def do(item: Item) -> bool:
-        fits = sweep.pace.fits(item.planned)
+        fits = sweep.estimator.fits(item.planned)
         rates.extend([item.planned.run.learning_rate] * fits)
         return fits
 

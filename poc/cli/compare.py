@@ -87,15 +87,15 @@ def gate(logarithms: Sequence[pd.Series[float]], slower: float, runs: int = 1) -
     return {**result, "ratio": math.exp(difference), "bounds": [math.exp(low), math.exp(high)]}
 
 
-def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, judged: int) -> dict[str, Any]:
-    """Compare the repeats of two runs, one of `judged` pairs that are judged together."""
+def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, pairs: int) -> dict[str, Any]:
+    """Compare the repeats of two runs, one of `pairs` comparisons that share the 5%."""
     conditions = pd.DataFrame([_conditions(side) for side in sides])
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
     ends = [side.outcome.where(side.reason != INTERRUPTED, INTERRUPTED) for side in sides]
     others = [each[~each.isin([COMPLETED, SKIPPED])].value_counts().to_dict() for each in ends]
-    rate, accuracy = _rate(completed, same_machine, slower, judged), _accuracy(completed, judged)
+    rate, accuracy = _rate(completed, same_machine, slower, pairs), _accuracy(completed, pairs)
     worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
     worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0
     worse["outcome"] = len(completed[0]) > 0 and not len(completed[1]) and any({**others[1], INTERRUPTED: 0}.values())
@@ -177,13 +177,13 @@ def _latest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.setting == ordered.setting.iloc[-1]]
 
 
-def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | None, judged: int) -> dict[str, Any]:
+def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | None, pairs: int) -> dict[str, Any]:
     """Return the samples/s of both sides, and their ratio and the gate's verdict by interleaved repeats."""
     if not same_machine:  # They have no slower hours in common: as if all repeats had started at once.
         sides = [side.assign(started="2000-01-01T00:00:00") for side in sides]
     timed = [side[side.samples_per_second.notna()] for side in sides]
     logarithms = [np.log(side.samples_per_second) for side in repeats.pair(*sides)]
-    result = {**_difference(logarithms, judged), "gate": slower and gate(logarithms, slower, judged)}
+    result = {**_difference(logarithms, pairs), "gate": slower and gate(logarithms, slower, pairs)}
     result["too_short"] = any(len(side) and not len(rate) for side, rate in zip(sides, timed))
     result["sides"] = [repeats.clean(side).samples_per_second for side in timed]
     result["estimate"] = math.exp(result["estimate"])
@@ -191,16 +191,16 @@ def _rate(sides: Sequence[pd.DataFrame], same_machine: bool, slower: float | Non
     return result
 
 
-def _accuracy(sides: Sequence[pd.DataFrame], judged: int) -> dict[str, Any]:
+def _accuracy(sides: Sequence[pd.DataFrame], pairs: int) -> dict[str, Any]:
     evaluated = [side[side.accuracy.notna()].sort_values("started", kind="stable") for side in sides]
     accuracies = [side.drop_duplicates("seed", keep="last").accuracy for side in evaluated]
-    return {"sides": accuracies, **_difference(accuracies, judged)}
+    return {"sides": accuracies, **_difference(accuracies, pairs)}
 
 
-def _difference(sides: Sequence[pd.Series[float]], judged: int) -> dict[str, Any]:
-    """Return the difference of means, and its interval if each side has MIN_REPEATS; `judged` pairs share the 5%."""
+def _difference(sides: Sequence[pd.Series[float]], pairs: int) -> dict[str, Any]:
+    """Return the difference of means, and its interval if each side has MIN_REPEATS; `pairs` of sides share the 5%."""
     n, difference, interval = [len(side) for side in sides], sides[0].mean() - sides[1].mean(), None
-    confidence = 1 - (1 - repeats.CONFIDENCE) / judged  # Bonferroni
+    confidence = 1 - (1 - repeats.CONFIDENCE) / pairs  # Bonferroni
     if min(n) >= repeats.MIN_REPEATS:
         interval = [*ttest_ind(*sides, equal_var=False).confidence_interval(confidence)]
     significant = interval and not interval[0] <= 0 <= interval[1]

@@ -36,7 +36,7 @@ _MAX_THREADS = 1000
 
 
 def _key(planned: Planned) -> str:
-    """Return what a run computes, without its cores, of which more hosts have more."""
+    """Return the run's fingerprint without `cores_per_worker`, which depends on the number of hosts."""
     return planned.run.fingerprint("cores_per_worker")
 
 

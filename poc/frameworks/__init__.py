@@ -170,7 +170,7 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if run.dtype == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return "dtype=tf32 needs the variable NVIDIA_TF32_OVERRIDE unset"
     if run.kind == "gpu":
-        return next(filter(None, (_emulated(run, gpu) for gpu in usable(run.framework, machine))), None)
+        return next(filter(None, (_emulated_precision(run, gpu) for gpu in usable(run.framework, machine))), None)
     if run.synchronises and isinstance(run.kvstore, NCCL):
         return "kvstore=nccl needs NVIDIA GPUs"
     if run.dtype in ("float16", "tf32"):
@@ -180,7 +180,7 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     return None
 
 
-def _emulated(run: Run, gpu: GPU) -> str | None:
+def _emulated_precision(run: Run, gpu: GPU) -> str | None:
     """Return why `gpu` does not compute in the precision of `run`, in one line; None if it does."""
     slow = run.dtype == "float16" and gpu.capability == (6, 1)  # a 64th of float32's speed
     if not slow and gpu.capability >= _MIN_CAPABILITY.get(run.dtype, (0, 0)):

@@ -33,7 +33,7 @@ from poc.values import UserError, from_plain, one_line, suggest, to_plain, value
 
 
 class OtherFrameworkError(UserError):
-    """The model is no mistake of the user's, but not one of this framework."""
+    """The model belongs to another framework."""
 
 
 @value

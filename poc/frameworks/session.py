@@ -35,7 +35,7 @@ class PlacedBatch(Batch):
     uploaded: list[Any]
     """Each micro-batch as `Session._upload` returned it."""
     prepared: dict[int, list[Part]]
-    """The model's input on each device, by micro-batch: the last one's, or all of a batch that comes again."""
+    """The model's input on each device, by micro-batch: of the latest only, or of all if the batch is used again."""
 
 
 @value
@@ -341,7 +341,7 @@ class Session(abc.ABC):
         return None
 
     def reset_peak_memory(self) -> None:  # noqa: B027
-        """Forget the peak so far, if the framework can: what a search for the fastest algorithms needs is none."""
+        """Reset the peak, if the framework can, so that memory for trying algorithms does not count."""
 
     def close(self) -> None:  # noqa: B027
         """Leave the other workers once all are here; the session cannot be used after it."""

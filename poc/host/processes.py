@@ -79,7 +79,7 @@ def watch(
     """
     processes = {**workers, **helpers}
     kills_before = control_groups.memory_kills()
-    progress_at, last_heartbeat = time.monotonic(), _last_change(heartbeats)
+    progress_at, last_heartbeat = time.monotonic(), _latest_heartbeat(heartbeats)
     while True:
         _wait(workers.values(), _CHECK_SECONDS)
         running = [name for name, process in workers.items() if process.poll() is None]
@@ -99,7 +99,7 @@ def watch(
             return blamed, KILLED_FOR_MEMORY if is_killed_for_memory else ended_early(status)
         if (failure := elsewhere()) is not None:
             return failure
-        now, heartbeat = time.monotonic(), _last_change(heartbeats)
+        now, heartbeat = time.monotonic(), _latest_heartbeat(heartbeats)
         if heartbeat != last_heartbeat:
             progress_at, last_heartbeat = now, heartbeat
         if now - progress_at > patience:
@@ -132,8 +132,8 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _last_change(files: Iterable[Path]) -> int:
-    """Return when the last of the existing files was changed or touched (ns); 0 if none exists."""
+def _latest_heartbeat(files: Iterable[Path]) -> int:
+    """Return the latest time (ns) at which any of the files was touched; 0 if none exists. One live worker suffices."""
     return max((path.stat().st_mtime_ns for path in files if path.exists()), default=0)
 
 

@@ -51,7 +51,7 @@ class Memory:
 
     host_peak_bytes: int | None = None  # sum over all workers
     device_peak_bytes: int | None = None  # maximum over the devices, PyTorch's of its tensors; None if unknown
-    device_reserved_bytes: int | None = None  # what PyTorch's allocator holds for them, with memory of CUDA graphs
+    device_reserved_bytes: int | None = None  # reserved by PyTorch's allocator, CUDA graphs included
 
 
 @value
@@ -83,7 +83,7 @@ class Breakdown:
     bus_bytes_per_second: float | None
     synchronisation_seconds: float | None  # wait of a worker for others, without synchronisation; None with one worker
     data_seconds: float  # wait for data
-    issue_seconds: float | None = None  # the host's, to enqueue a step to idle devices; None if a step waits for them
+    issue_seconds: float | None = None  # of the host, to enqueue a step on idle devices; None if that blocks
 
 
 @value

@@ -15,7 +15,7 @@ Measure = Union[float, Any]
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """A result that a study printed."""
+    """A published result; its fields are columns of rows.csv, which measured rows have, too."""
 
     origin: str = ""
     study: str = ""

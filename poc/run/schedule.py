@@ -34,7 +34,7 @@ class Item(NamedTuple):
 def in_order(items: Iterable[Item]) -> list[Item]:
     """Sort by the recipes' priorities, then searches, runs of up to 2 minutes, of up to 20, and others, as written.
 
-    What a search trains to the end a run of the grid need not train again.
+    Searches are first because what they train to the end is not repeated by a grid.
     """
 
     def key(item: Item) -> tuple[int, bool, int]:

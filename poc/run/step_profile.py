@@ -82,7 +82,7 @@ def _steps(
 ) -> tuple[float, float, float]:
     """Return the seconds of a window of steps, of waiting for data, and of the call of the first step.
 
-    The devices have nothing to do when that begins, so their queue is not full, and it does not wait for them.
+    The devices are idle when that begins, so it does not wait for room in their queue.
     """
     session.barrier()
     start, waited, first_call = time.monotonic(), 0.0, 0.0

@@ -59,7 +59,7 @@ class Sweep:
         records = journal.read(journal.paths(self.results))
         records = [record for record in records if record.infrastructure == self.context.infrastructure]
         self._recorded = {record.run.id for record in records}
-        self.pace = schedule.RuntimeEstimator(self.context, records)
+        self.estimator = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
         same = [record for record in records if record.environment in environments and record.started >= self.since]
         this_hardware = _hardware(self.context.machine)
@@ -98,8 +98,8 @@ class Sweep:
     def seconds(self, planned: Planned) -> float:
         """Return the expected seconds of a planned run, or of what is left of a search at most."""
         if planned.searched:
-            return self.pace.factor(planned.run) * planned.seconds * self._done.share_left(planned)
-        return self.pace.seconds(planned)
+            return self.estimator.factor(planned.run) * planned.seconds * self._done.share_left(planned)
+        return self.estimator.seconds(planned)
 
     def pending(self, items: Iterable[Item]) -> list[Item]:
         """Return what of the `items` is neither skipped nor done yet, each repeat once."""
@@ -124,7 +124,7 @@ class Sweep:
             return True
         if planned.searched:
             return self._search(item, launcher)
-        if not self._done.over(planned) and not self.pace.fits(planned):
+        if not self._done.over(planned) and not self.estimator.fits(planned):
             return False
         for run in (planned.run, *planned.smaller):
             if self._repeat(item, run, launcher) != OUT_OF_MEMORY:
@@ -142,7 +142,7 @@ class Sweep:
                 (launcher or LocalLauncher(self.context)).forget(run)
             has_trained |= bool(pending)
             for run in pending:
-                if not self.pace.fits(Planned(run=run, seconds=estimate(run, self.context.machine))):
+                if not self.estimator.fits(Planned(run=run, seconds=estimate(run, self.context.machine))):
                     return False
                 self._repeat(item, run, launcher)
             if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
@@ -161,7 +161,7 @@ class Sweep:
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return FAILED
         launcher = launcher or LocalLauncher(self.context)
-        pace, name = self.pace.factor(run), label(run, self._details) + suffix
+        pace, name = self.estimator.factor(run), label(run, self._details) + suffix
         self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
         fields = {"title": name, "framework_choice": item.planned.framework_choice}
         record, interrupted = execute(run, self.context, launcher, detail=self.detail, pace=pace, **fields)
@@ -178,7 +178,7 @@ class Sweep:
         self.say(result(record, name))
         if interrupted:
             raise KeyboardInterrupt
-        self.pace.learn(record)
+        self.estimator.learn(record)
         self._done.add(record)
         if record.outcome == FAILED:
             self.failed.append((run.id, run.data.key))
@@ -212,9 +212,9 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
             sweep.say(f"{' '.join(options)}: {runs} already in the journal are not repeated; add --again\n")
         unstarted = _do(sweep, sweep.items)
         while unstarted:  # one that is longer than the bound allows, and if it ends before, others by its pace
-            sweep.pace.begins_longer = True
+            sweep.estimator.begins_longer = True
             remaining = _do(sweep, unstarted[:1])
-            sweep.pace.begins_longer = False
+            sweep.estimator.begins_longer = False
             unstarted = [*remaining, *unstarted[1:]] if remaining else _do(sweep, unstarted[1:])
             if remaining:
                 break

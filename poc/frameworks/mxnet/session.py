@@ -26,8 +26,8 @@ from poc.frameworks.session import LossScale, Part, Session, crop_indices, faste
 _threads = functools.cache(ThreadPoolExecutor)
 """Pools by size and name, for all sessions: what MXNet keeps for a thread outlives it."""
 _MOST_AHEAD = 4
-"""Steps that may be enqueued on GPUs before they are done; an engine without bound would take batches faster than they
-are made, and the loop would wait for them while the devices compute."""
+"""Most steps that are enqueued on GPUs; without a limit the loop would use up the batches that are ready, and then wait
+for more while the devices compute."""
 
 
 def _map_in_own_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:

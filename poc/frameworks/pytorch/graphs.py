@@ -43,7 +43,7 @@ class CUDAGraph:
         self._ends.append(end)
 
 
-class Replays:
+class RecordedSteps:
     """The recorded steps of a session, one of each kind, which read their batch from memory of their own."""
 
     def __init__(self, new_graph: Callable[[], Any], warmup_steps: int) -> None:

@@ -112,13 +112,13 @@ class TorchSession(Session):
             backend.allow_tf32 = self._run.dtype == "tf32"
         torch.backends.cudnn.benchmark = True
 
-    def _new_replays(self, new_graph: Callable[[], Any]) -> graphs.Replays | None:
+    def _new_replays(self, new_graph: Callable[[], Any]) -> graphs.RecordedSteps | None:
         """Return what records and replays steps; None if this run's steps are eager."""
         # A straggler is slowed down in the middle of a step; emulated devices are not there to be fast.
         is_eager = self._run.straggler or self._run.emulated
         if is_eager or not optimizers.put_rates_on_device(self._optimizer, self._device):
             return None
-        return graphs.Replays(new_graph, DDP_EAGER_STEPS if self._run.workers > 1 else EAGER_STEPS)
+        return graphs.RecordedSteps(new_graph, DDP_EAGER_STEPS if self._run.workers > 1 else EAGER_STEPS)
 
     def _init_process_group(self) -> None:
         """Join the other workers, by torchrun's variables."""
@@ -173,7 +173,10 @@ class TorchSession(Session):
         return not self._run.compile and any(other[1:] == kind[1:] for other in self._replays.recorded)
 
     def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
-        """Compute the gradients; with `sync` DistributedDataParallel averages them during the last backward pass."""
+        """Compute the gradients; with `sync` DistributedDataParallel averages them during the last backward pass.
+
+        The loss is scaled so that this average is the gradient of the global batch's mean loss.
+        """
         averages = sync and self._ddp is not None and self._run.kvstore.sums
         share = (self._run.workers if averages else 1) / self._run.global_batch
         if is_first:

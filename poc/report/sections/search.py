@@ -20,8 +20,8 @@ _CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
 def candidates(results: Results) -> pd.DataFrame:
     """Return one row per candidate of each search, where it got furthest.
 
-    `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it. `with` is in what else than
-    the learning rate its candidates differ.
+    `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it. `with` has the other fields
+    in which its candidates differ.
     """
     rows = results.runs.assign(search=results.runs.search.str.split()).explode("search", ignore_index=True)
     rows = rows.dropna(subset=["search"])
