@@ -149,12 +149,12 @@ def trainings(winner: Run, smallest: Run | None) -> dict[str, Run]:
 
 
 def identity(candidate: Run) -> str:
-    """Return a text that all candidates of a search share, at all its batches and with all seeds."""
+    """Return a text that all candidates of a search share, at all its batches and with all seeds, without its rates."""
     optimizer, search = candidate.optimizer, candidate.search
     assert search
     replaced = {name: 0.0 for name in ("momentum", "weight_decay") if getattr(search, name)}
     optimizer = dataclasses.replace(optimizer, **replaced)  # type: ignore[arg-type]
-    return f"{candidate.fingerprint(*_VARIED)} {optimizer} {search!r}"
+    return f"{candidate.fingerprint(*_VARIED)} {optimizer}"
 
 
 def _whole(run: Run) -> Run:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -340,19 +341,31 @@ def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
     assert len({*left}) == len(left)
 
 
-def test_a_failed_candidate_is_a_result_unless_all_fail(tmp_path: Path, test_reads: Counter[str]) -> None:
+def test_a_search_of_other_rates_replaces_what_an_earlier_one_chose(tmp_path: Path, test_reads: Counter[str]) -> None:
+    for high, chosen in ((0.025, 0.025), (0.8, 0.05)):
+        sweep = sweep_in(tmp_path, batch_per_device=128, lr=Search(low=0.0125, high=high))
+        sweep.do(sweep.items[0], Training())
+        table = build(*journal.read([sweep.path]))
+        assert [*table.lr[table.chosen & (table.accuracy_on == "test set")]] == [chosen]
+
+
+def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
+    tmp_path: Path, test_reads: Counter[str]
+) -> None:
     failing = {0.1}
 
     def fate(run: Run) -> tuple[str, str]:
         return (FAILED, "why") if run.search and run.learning_rate in failing else (COMPLETED, "")
 
-    for _ in range(2):
+    left = []
+    for _ in range(3):
         training = Training(fate)
         sweep = sweep_in(tmp_path, batch_per_device=128)
         assert sweep.do(sweep.items[0], training)
-        assert sweep.failed == []
-        assert sweep.pending(sweep.items) == []
-    assert training.runs == []
+        tried = sum(run.search is not None and run.learning_rate in failing for run in training.runs)
+        left.append((tried, len(sweep.failed), len(sweep.pending(sweep.items))))
+        time.sleep(1)  # records of a run that start in the same second are the same one
+    assert left == [(1, 1, 1), (1, 0, 0), (0, 0, 0)]
     assert [record.run.learning_rate for record in journal.read([sweep.path]) if not record.run.search] == [0.2]
     # If all fail there is nothing to choose from: the next command tries again.
     failing |= {0.2, 0.4, 0.8}

@@ -11,10 +11,11 @@ from poc import Linear, SquareRoot, report
 from poc.config.run import Run
 from poc.published import prices
 from poc.records import journal
-from poc.records.record import DIVERGED, Record
+from poc.records.last_run import LastRun
+from poc.records.record import DIVERGED, FAILED, INTERRUPTED, Record
 from poc.report import chart, explorer
 from poc.report.results import Results, Subject
-from poc.report.sections import search
+from poc.report.sections import recipes, search
 from poc.report.sections.learning_rate import best_by_batch
 from tests import simulated
 from tests.builders import build
@@ -195,3 +196,26 @@ def test_the_rate_of_a_search_stays_the_best_beside_a_grid_on_other_devices(made
     rows = results.headline(Subject("cifar_resnet50_v2", "cifar10"))
     best = best_by_batch(rows, results.diverged(rows), 128)
     assert (best.lr[1024], best.devices[1024], best.chosen[1024]) == (min(chosen), 1, True)
+
+
+def test_a_batch_without_a_completed_candidate_and_an_interrupted_rung_are_no_results(made: list[Record]) -> None:
+    diverged = {"outcome": DIVERGED, "reason": "nan", "evaluations": ()}
+    is_lost = {each.run.id for each in made if each.run.search and each.run.global_batch == 1024}
+    records = [dataclasses.replace(each, **diverged) if each.run.id in is_lost else each for each in made]
+    results = Results(table=build(*records), machine=made[0].infrastructure)
+    (subject,) = results.subjects()
+    rates = search.found(results, subject)
+    assert [*rates.global_batch] == [128]
+    assert "1,024" in str(search.blocks(results, subject, rates))
+    (*_, paused) = [each for each in made if each.run.pause_after]
+    later = dataclasses.replace(paused, started="2030-01-01T00:00:00+00:00", outcome=FAILED, reason=INTERRUPTED)
+    results = Results(table=build(*made, later), machine=made[0].infrastructure)
+    assert {*search.candidates(results).outcome} == {"completed"}
+
+
+def test_the_recipes_of_a_command_include_the_trainings_with_the_rules_rates(made: list[Record]) -> None:
+    name, runs = made[0].infrastructure, tuple(each.run.id for each in made if each.run.search)
+    request = LastRun(recipes=("search",), runs=runs, skipped={}, machine=name)
+    results = Results(table=build(*made), machine=name, last_run=request)
+    tested = {each.run.learning_rate for each in made if not each.run.search}
+    assert {*recipes.settings(results).lr} == tested

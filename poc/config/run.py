@@ -127,7 +127,7 @@ class Run(Schedule, Training):
         parts = [str(self.optimizer), *labels(self, "training_recipe").values()]
         data = self.data
         if isinstance(data, Own):
-            parts.append(str(data))
+            parts.append(str(dataclasses.replace(data, validate_on="test")))
         if isinstance(data, Cifar):
             parts.append(f"crop {data.crop} of {32 + 2 * data.pad}")
             flip = "flip every other epoch" if data.alternate else "horizontal flip"

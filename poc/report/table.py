@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,24 +120,35 @@ def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> N
     """Fill in `search` of candidates, `chosen` and `test_runs` of what a search chose, `candidates` of its test run.
 
     A run that a search needs is its candidate whatever it was trained for: this search, another one, or none. Records
-    of another version count in a search that goes on.
+    of another version count in a search that goes on. What a search chose, a later one of other rates replaces.
     """
     of_runs: dict[Any, dict[str, list[tuple[Any, Record]]]] = defaultdict(lambda: defaultdict(list))
-    searches: dict[Any, dict[tuple[Any, ...], list[Run]]] = defaultdict(dict)
+    searches: dict[Any, dict[tuple[Any, ...], list[Run]]] = {}
     for row, record in sorted(zip(rows, records), key=lambda pair: pair[1].started):
         run, conditions = record.run, (row["machine"], record.data_id, row["environment"])
         of_runs[conditions][run.id].append((row, record))
         if run.search and run.tunes:
-            batches = searches[conditions, search.identity(run), run.seed]
+            key = conditions, search.identity(run), run.search, run.seed
+            batches = searches[key] = searches.pop(key, {})  # by the last record of each
             batch = run.global_batch, run.devices, run.batch_per_device, run.workers, run.kvstore_label
             batches[batch] = batches.get(batch) or search.candidates(run)
-    for (conditions, identity, _), batches in searches.items():
-        candidates = [batches[batch] for batch in sorted(batches)]
-        _add_choices_of(_hash(*conditions, identity), candidates, of_runs[conditions])
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for (conditions, identity, rates, seed), batches in searches.items():
+        name, candidates = _hash(*conditions, f"{identity} {rates!r}"), [batches[batch] for batch in sorted(batches)]
+        for global_batch, chosen in _add_choices_of(name, candidates, of_runs[conditions]):
+            replaced = found[conditions, identity, seed, global_batch]
+            for row in replaced:
+                row["chosen"] = row in chosen
+            replaced[:] = chosen
 
 
-def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, list[tuple[Any, Record]]]) -> None:
-    """Fill in the rows of one search with one seed, `of_run` by the runs' ids."""
+def _add_choices_of(
+    name: str, batches: list[list[Run]], of_run: Mapping[str, list[tuple[Any, Record]]]
+) -> Iterator[tuple[int, list[Any]]]:
+    """Fill in the rows of one search with one seed, `of_run` by the runs' ids.
+
+    Yield each global batch with the rows of the training on the test set that was chosen.
+    """
 
     def result_of(run: Run) -> search.Result | None:
         return last_result([record for _, record in of_run.get(run.id, [])])
@@ -160,8 +171,10 @@ def _add_choices_of(name: str, batches: list[list[Run]], of_run: Mapping[str, li
             ids = " ".join(f"{name}:{kind}:{run.id}" for kind, run in test_runs.items())
             for row in completed(winner):
                 row.update(chosen=True, test_runs=f"{row.get('test_runs', '')} {ids}".strip())
-            for row in completed(test_runs[search.FOUND]):
+            chosen = completed(test_runs[search.FOUND])
+            for row in chosen:
                 row.update(chosen=True, candidates=count)
+            yield winner.global_batch, chosen
             winners.append(winner)
 
 

@@ -21,6 +21,7 @@ from poc.run.loop import CHECKPOINT_SECONDS
 from poc.search import Result, Stage
 
 _SHORT_SECONDS = (120.0, 1200.0)
+_MAX_FAILURES = 2  # of a candidate of a search
 
 
 class Item(NamedTuple):
@@ -103,11 +104,15 @@ class DoneRepeats:
     def pending(self, stage: Stage) -> list[Run]:
         """Return the runs of a stage of a search that are to be done.
 
-        A failed candidate is not repeated, unless all others of its rung failed or are to be done, too.
+        A candidate that failed is tried once more, by the next command: the machine may have been the reason. It is
+        tried without limit if no other of its rung completed.
         """
         pending = [run for run in stage.runs if not self.enough(run, 1)]
         all_pending = len(pending) == len(stage.runs)
-        return [run for run in pending if all_pending or not stage.is_rung or self.result(run) is None]
+        return [run for run in pending if all_pending or not stage.is_rung or self._failures(run) < _MAX_FAILURES]
+
+    def _failures(self, run: Run) -> int:
+        return sum(record.result is not None for record in self._of(run))
 
     def share_left(self, planned: Planned) -> float:
         """Return the share of the epochs of a search that are not done, at most."""
@@ -131,7 +136,7 @@ class RuntimeEstimator:
 
     def learn(self, record: Record) -> None:
         """Add the speed of a completed run, unless it was resumed or its model is no longer known."""
-        run, speed = record.run, throughput(record.timed)
+        run, speed = record.run, throughput(record.last_windows)
         is_known = run.network.multiply_adds(run.data.crop) > 0
         if speed and is_known and record.outcome == COMPLETED and record.wall and not record.resumed:
             for group in _groups(run):

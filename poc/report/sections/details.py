@@ -52,7 +52,8 @@ def learning_rate(results: Results) -> list[Block]:
         "Accuracy on the validation split, a tenth of the training images (at most 5,000), after training on the "
         "others."
     )
-    runs = results.runs[results.runs.noise_scale.notna() & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
+    runs = results.runs[(results.runs.length == TRAINING) & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
+    runs = runs[runs.noise_scale.notna()]
     of_setting, names = runs.groupby("setting"), ["noise_scale", "noise_low", "noise_high"]
     scales = runs.drop_duplicates("setting").set_index("setting").assign(n=of_setting.size())
     scales[names] = of_setting[names].median()

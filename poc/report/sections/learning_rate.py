@@ -97,7 +97,9 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     same = searched
     if len(searched):
         alike = [searched[name].isin(trained[name]) for name in ("kind", "dtype", "framework", "epochs")]
-        same = searched[np.logical_and.reduce([searched.test_recipe.isin(rows.training_recipe), *alike])]
+        # All batches of a search, whatever else than the learning rate it found at some: `with` names it.
+        matching = searched.search[searched.test_recipe.isin(rows.training_recipe)]
+        same = searched[np.logical_and.reduce([searched.search.isin(matching), *alike])]
     on_cpu = len(rows) > 0 and (rows.kind == "cpu").all()
     return section(
         "Learning rate and global batch",

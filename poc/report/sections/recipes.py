@@ -1,6 +1,6 @@
 """Every setting of the recipes of the last `run`, and how many runs were skipped and why."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]
     if machine is None and results.last_run and results.last_run.runs:
-        rows = rows[rows.run_id.isin(results.last_run.runs)]
+        rows = rows[rows.run_id.isin({*results.last_run.runs, *_tested_by(rows, results.last_run.runs)})]
     if machine is None:
         rows = rows[rows.search == ""]
     rows = rows[(rows.outcome != SKIPPED) & (rows.length != PAUSED)]
@@ -59,6 +59,11 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     both = both.sort_values(["shipped", "quick", "completed"], kind="stable")
     names = both.recipe + both.quick.map({True: " (quick)", False: ""})
     return both.assign(recipe=names, quick=False)
+
+
+def _tested_by(rows: pd.DataFrame, ids: Collection[str]) -> set[str]:
+    """Return the ids of the trainings on the test set after the searches of these runs, those of the rules included."""
+    return {entry.split(":")[-1] for text in rows.test_runs[rows.run_id.isin(ids)] for entry in text.split()}
 
 
 def every_setting(results: Results) -> list[Block]:

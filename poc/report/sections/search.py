@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from poc.records.record import COMPLETED, SETTLED
+from poc.records.record import COMPLETED, INTERRUPTED, SETTLED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure
 from poc.report.results import Results, Subject
@@ -24,7 +24,7 @@ def candidates(results: Results) -> pd.DataFrame:
     in which its candidates differ.
     """
     rows = results.runs.assign(search=results.runs.search.str.split()).explode("search", ignore_index=True)
-    rows = rows.dropna(subset=["search"])
+    rows = rows[rows.search.notna() & (rows.reason != INTERRUPTED)]
     rows[["search", "candidates"]] = rows.search.str.extract(r"(\w+):(\d+)")
     pairs = zip(rows.search, rows.test_runs)
     rows["test_runs"] = [" ".join(re.findall(rf"\b{name}:(\S+)", texts)) for name, texts in pairs]
@@ -51,13 +51,11 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
     `lr` is the median over `n` seeds of the rate that was found, from `lr_low` to `lr_high`. `found`, `linear` and
     `square_root` are the median test accuracies with that rate and with those of the rules, whose rates are from
     `linear_low` and `square_root_low` to `linear_high` and `square_root_high`. `spent` are the epochs of all
-    candidates, `grid` those of the full grid. `at_edge` is true if the best rate of a seed is the first or the last
-    that was tried.
+    candidates, `grid` those of the full grid. `at_edge` is true if the best rate of a seed is `lowest` or `highest`,
+    the first or the last that was tried.
     """
-    rows = candidates(results)
-    rows = rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
     lines = []
-    for _, group in rows.groupby(["search", *_BATCH]):
+    for _, group in _candidates_of(results, subject).groupby(["search", *_BATCH]):
         winners = group[group.chosen]
         if not len(winners):
             continue
@@ -65,12 +63,18 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
         middle = winners.lr.quantile(interpolation="lower")
         line = {**winners[winners.lr == middle].iloc[-1], "n": len(winners)}
         line.update(lr_low=winners.lr.min(), lr_high=winners.lr.max())
-        line["at_edge"] = winners.lr.isin([group.lr.min(), group.lr.max()]).any()
+        line.update(lowest=group.lr.min(), highest=group.lr.max())
+        line["at_edge"] = winners.lr.isin([line["lowest"], line["highest"]]).any()
         over = group[group.seed.isin(winners.seed)]
         line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
         line["incomplete"] = (over.outcome != COMPLETED).sum()
         lines.append({**line, **_tested(results, winners)})
     return pd.DataFrame(lines)
+
+
+def _candidates_of(results: Results, subject: Subject) -> pd.DataFrame:
+    rows = candidates(results)
+    return rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
 
 
 def against_grid(results: Results) -> pd.DataFrame:
@@ -134,10 +138,17 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
 
 def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Block]:
     """Return table, figures and remarks of the `found` rates of a subject."""
+    outcomes = _candidates_of(results, subject).groupby("global_batch").outcome
+    without = [
+        f"At global batch {batch:,.0f} no candidate completed: search lower rates, or use a smaller batch."
+        for batch, each in outcomes
+        if (each != COMPLETED).all()
+    ]
     if not len(rates):
-        return []
+        return [" ".join(without)] if without else []
     if rates.search.nunique() > 1:
-        rates = rates.assign(**{"with": rates.recipe + rates["with"].map(lambda text: f", {text}" if text else "")})
+        names = rates.recipe + [f", {low:.3g} to {high:.3g}" for low, high in zip(rates.lowest, rates.highest)]
+        rates = rates.assign(**{"with": names + rates["with"].map(lambda text: f", {text}" if text else "")})
     several = rates.duplicated(["search", "global_batch"], keep=False).any()
     columns: list[markdown.Column] = [
         ("global batch", lambda row: f"{row.global_batch:,.0f}" + (f" ({markdown.devices(row)})" if several else "")),
@@ -160,7 +171,8 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         for number, search in enumerate(rates.search.unique())
         for block in _figure(results, subject, search, f"_{number + 1}" if number else "")
     ]
-    return [about, markdown.table(markdown.lines(rates, *columns)), _remarks(results, subject, rates), *drawn]
+    remarks = " ".join([*without, *_remarks(results, subject, rates)])
+    return [about, markdown.table(markdown.lines(rates, *columns)), remarks, *drawn]
 
 
 def _rate(row: Any) -> str:
@@ -183,22 +195,23 @@ def _only(seeds: int, n: int) -> str:
     return f" ({seeds:.0f} of {n:.0f} seeds)" if 0 < seeds < n else ""
 
 
-def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> str:
+def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[str]:
+    latest = rates.sort_values("started", kind="stable").drop_duplicates("global_batch", keep="last")
     remarks = [
         f"At global batch {batch:,.0f} the best rate is at the edge of the searched interval: widen it."
-        for batch in rates.global_batch[rates.at_edge]
+        for batch in latest.global_batch[latest.at_edge]
     ]
     if failed := rates.incomplete.sum():
         remarks.append(f"{failed:,} candidates diverged, failed or did not fit in memory.")
     runs = results.runs[(results.runs.model == subject.model) & (results.runs.family == subject.dataset)]
-    noise = runs.noise_scale[runs.noise_scale.notna() & ~runs.quick & (runs.machine == results.machine)]
+    noise = runs.noise_scale[(runs.length == TRAINING) & ~runs.quick & (runs.machine == results.machine)].dropna()
     if len(noise):
         remarks.append(
             "The gradient noise scale, an estimate of the critical batch, is "
             f"{markdown.number(noise.median())} samples (median of {len(noise)} runs): far above it a larger batch "
             "saves few steps at any rate."
         )
-    return " ".join(remarks)
+    return remarks
 
 
 def _figure(results: Results, subject: Subject, search: str, suffix: str) -> list[Any]:
