@@ -35,5 +35,7 @@ COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation -e . \
     && poc doctor
 
+# As Ctrl-C, so that the run is recorded as interrupted: docker stop --time 60 CONTAINER
+STOPSIGNAL SIGINT
 ENTRYPOINT ["poc"]
 CMD ["doctor"]

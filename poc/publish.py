@@ -21,10 +21,13 @@ from poc.values import UserError, suggest
 # Fields of a record whose texts are not the user's, and the machine's name, which the user chose to show.
 _PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", "run_id", "versions")
 # Absolute paths, except in folders that every machine has. The slashes of an address are none. A quoted path may have
-# spaces; another may follow a compiler's -I or -L.
+# spaces, and so may one of images that a message names; another may follow a compiler's -I or -L. The name of a library
+# stays: runs with another one are another setting.
 _START = r"/(?!/)(?!(?:dev|proc|sys|usr|lib|lib64|etc|bin)(?!\w))"
-_BEFORE = r"(?:(?<![\w./~-])|(?<=\s-[IL])|(?<=file://))"
-_PATH = re.compile(rf"(?<=(['\"])){_START}.+?(?=\1)|{_BEFORE}{_START}[\w.+@~=-]+(?:/[\w.+@~=-]+)*")
+_BEFORE = r"(?:(?<![\w./~\]-])|(?<=\s-[IL])|(?<=file://))"
+_LIBRARY = re.compile(rf"{_BEFORE}{_START}(?:[\w.+@~=-]+/)*(?=[\w.+-]+\.so\b)")
+_IMAGES = rf"(?<=data: ){_START}[^'\":]*?\.(?i:jpe?g|png|rec|npz)(?!\w)"
+_PATH = re.compile(rf"{_IMAGES}|(?<=(['\"])){_START}.+?(?=\1)|{_BEFORE}{_START}[\w.+@~=-]+(?:/[\w.+@~=-]+)*")
 _NODE = re.compile(r"host \S+ \([\w.:]+\)")  # of a cluster, as a failure names it
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
@@ -36,7 +39,7 @@ def scrubber() -> Callable[[str], str]:
         users.add(getpass.getuser())
     host = socket.gethostname()
     hosts = _any_of({host, host.partition(".")[0]})
-    placeholders = {_PATH: "[path]", _NODE: "host [host]", _ADDRESS: "[address]", hosts: "[host]"}
+    placeholders = {_LIBRARY: "[path]/", _PATH: "[path]", _NODE: "host [host]", _ADDRESS: "[address]", hosts: "[host]"}
     placeholders[_any_of(users)] = "[user]"
 
     def scrub(text: str) -> str:
@@ -59,6 +62,7 @@ def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
 
     def clean(entry: Any) -> Any:
         if isinstance(entry, str):
+            entry = scrub(entry) if "data: " in entry else entry  # first, while its path is whole
             for path in reversed(known_paths):  # with spaces, which the pattern would take for an end
                 entry = re.sub(rf"{re.escape(path)}[^\s'\":]*", "[path]", entry)
             return scrub(entry)

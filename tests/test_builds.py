@@ -232,10 +232,10 @@ def test_what_prevents_an_installation_is_one_line(
         "poc.cli.doctor.shared_library", lambda name: None if name.startswith("libgomp") else Path(name)
     )
     assert main(["environment", "--ray"]) == 2
-    assert "install libgomp1 as root" in capsys.readouterr().err.splitlines()[-1]
+    assert "install libgomp1 " in capsys.readouterr().err.splitlines()[-1]
     assert main(["doctor"]) == 0  # names it, too
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "apt-get" in line]
-    assert (line.startswith("missing"), line.endswith("apt-get install libgomp1")) == (True, True)
+    assert (line.startswith("missing"), "apt-get install libgomp1 " in line) == (True, True)
 
 
 @pytest.mark.slow

@@ -47,6 +47,9 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
         "no room in\n/mnt/lovelace-lab/cache (12.5 GB)": "no room in\n[path] (12.5 GB)",
         f"host {HOST} (10.0.0.3): killed; {HOST}.example.org is down": "host [host]: killed; [host] is down",
         f"connect to 10.0.0.3:9091 as {USER}": "connect to [address]:9091 as [user]",
+        "/opt/conda/lib/libjemalloc.so.2:/opt/x/libm.so": "[path]/libjemalloc.so.2:[path]/libm.so",
+        "data: /mnt/Ada L/train/x y/IMG 1.jpg is a truncated JPEG": "data: [path] is a truncated JPEG",
+        "data: /mnt/Ada L/train.rec, record 7: it is": "data: [path], record 7: it is",
     }.items():
         assert scrub(text) == clean
     for text in (

@@ -159,11 +159,13 @@ def _add_commands(command: _Command) -> None:
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
     add("--verbose", help="also print each run's id, settings and expected time", **_FLAG)
 
+    price = {"type": prices.named, "metavar": "NAME=DOLLARS", "help": "price of a machine per hour", **_LIST}
     add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
-    add("--price", type=prices.named, metavar="NAME=DOLLARS", help="price of a machine per hour", **_LIST)
+    add("--price", **price)
 
     add = command(look.publish, "make a folder of a machine's results, to commit or send", "results", "studies")
     add("--machine", default="", metavar="NAME", help="the machine to publish (default: the one that ran last)")
+    add("--price", **price)
     add("--output", type=_path, default=Path(), metavar="DIR", help="put the folder NAME_DATE into DIR (default: .)")
 
     add = command(look.export, "copy the runs to TensorBoard or MLflow; those that are there stay", "results", "others")

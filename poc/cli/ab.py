@@ -108,6 +108,10 @@ def _commit(revision: str) -> str:
     """Return the first 12 digits of the commit that a revision names; raises UserError."""
     commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if commit.returncode:
+        *_, is_shallow = ["", *_git("rev-parse", "--is-shallow-repository").stdout.split()]
+        if not is_shallow:  # git refuses the repository of another user, or there is none
+            raise UserError(f"ab: git: {commit.stderr.splitlines()[0]}")
         names = ["HEAD", *_git("for-each-ref", "--format=%(refname:short)").stdout.split()]
-        raise UserError(f"ab: {revision!r} is no commit of {cli.HOME}; {suggest(revision, names)}")
+        hint = "git fetch --unshallow gets all commits" if is_shallow == "true" else suggest(revision, names)
+        raise UserError(f"ab: {revision!r} is no commit of {cli.HOME}; {hint}")
     return commit.stdout.split()[-1][:12]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -98,15 +99,16 @@ def _missing(wanted: Mapping[str, Build]) -> Iterator[str]:
         elif build is None and not frameworks.has_any_build(name):
             yield f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
     if "mxnet" in wanted and (packages := _missing_packages()):
-        yield f"system libraries of MXNet: sudo apt-get install {packages}"
+        yield f"system libraries of MXNet: {packages}"
     free = shutil.disk_usage(HOME).free / 1e9
     if free < _FREE_GIGABYTES:
         yield f"disk space: {HOME} has {free:.1f} GB free, {_FREE_GIGABYTES:g} GB are needed"
 
 
 def _missing_packages() -> str:
-    """Return the system packages of libraries that MXNet needs and this machine lacks."""
-    return " ".join(package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library))
+    """Return how to install the libraries that MXNet needs and this machine lacks; empty if it has them."""
+    packages = " ".join(package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library))
+    return packages and f"sudo apt-get install {packages} (sudo dnf install {re.sub('[0-9]', '', packages)})"
 
 
 def _warnings(machine: Hardware) -> Iterator[str]:
@@ -145,7 +147,7 @@ def environment(options: Options) -> None:
     if options.installed:
         wanted = _without_downloads(wanted)
     if "mxnet" in wanted and (packages := _missing_packages()):
-        raise UserError(f"MXNet needs system libraries: apt-get install {packages} as root, or --framework pytorch")
+        raise UserError(f"MXNet needs system libraries: {packages}; or use --framework pytorch")
     if options.horovod and ("mxnet" not in wanted or wanted["mxnet"].code):
         raise UserError("--horovod builds Horovod without NCCL, for MXNet on CPUs only: leave it out here")
     if options.horovod and not all(map(shutil.which, ("g++", "cmake", "make"))):
