@@ -391,6 +391,16 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(code: str, words: tuple
         plans("mine.py:net", tmp_path)
 
 
+@needs_torch
+@pytest.mark.slow
+def test_batch_norms_that_emulated_devices_train_differently_are_refused(folder: Path) -> None:
+    code = TORCH.replace("nn.Dropout(DROPOUT)", "nn.BatchNorm1d(16, momentum=None)")
+    (folder / "pytorch_net.py").write_text(code)
+    assert not own("pytorch", folder).skip
+    with refused("batch norm without momentum"):
+        own("pytorch", folder, devices=2, emulated=True)
+
+
 @pytest.mark.usefixtures("own_processes")
 @pytest.mark.slow
 def test_a_model_that_ends_its_process_is_a_mistake_too(tmp_path: Path) -> None:

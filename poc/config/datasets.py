@@ -106,7 +106,8 @@ class Cifar(_Images):
     jitter: Flag = field(default=True, label="without colour jitter")
     """Change hue, saturation and lightness by up to 36, 50 and 50, uniformly, in OpenCV's HLS space."""
     cutout: CountOrZero = field(default=0, label="cutout {} px")
-    """Height and width of a square, anywhere in the crop, that is made grey (127) (DeVries and Taylor 2017)."""
+    """Height and width of a square in the crop that is made grey (127): after DeVries and Taylor 2017, whose squares
+    may reach over its edge."""
     on_device: Flag = field(default=False, label="augmented on the device")
     """The training images stay in the device's memory, where they are cropped and flipped, to the same batches; without
     `jitter` and `cutout`. On GPUs it is set wherever it works."""

@@ -170,9 +170,9 @@ def inspect(run: Run) -> Inspected:
     Costs are kept in the cache. A refusal is not: what it depends on may be installed or repaired.
     """
     versions = frameworks.versions(run.framework)
-    shape = [run.data.classes, *run.data.input_shape]
+    conditions = [run.emulated, run.data.classes, *run.data.input_shape]
     key = json.dumps(
-        [run.model, run.model_hash, run.model_folder, run.framework, run.layout, versions, shape], sort_keys=True
+        [run.model, run.model_hash, run.model_folder, run.framework, run.layout, versions, conditions], sort_keys=True
     )
     if not versions or not frameworks.has_any_build(run.framework) or key in _inspected:
         return _inspected.get(key, Inspected())

@@ -1,10 +1,10 @@
 """Tuning of `fast` on a validation split.
 
-airbench94 with the paper's recipe (Jordan 2024: 8 epochs at a global batch of 2,000) and with 5 epochs:
+airbench94 with the published recipe (Jordan's `airbench94_muon.py`: 8 epochs at a global batch of 2,000) and with 5:
 - Batches, and smaller crops, which take less time: 5 epochs at 1,000 with whole images or crops of 30 are the most
   accurate.
-- A learning rate of the head and the shifts that with momentum 0.6 adds up to the paper's steps with momentum 0.85, and
-  its weight decay: not better with 5 epochs, worse with 8.
+- A learning rate of the head and the shifts that with momentum 0.6 adds up to the published steps with momentum 0.85,
+  and the published weight decay: not better with 5 epochs, worse with 8.
 - A slimmer model with as many epochs as take that time: not better.
 PyTorch is an extra on CPUs: ./make_environment.sh --torch
 Cost: 12 runs of 4 to 13 min each on one core of Zen 5, in bfloat16

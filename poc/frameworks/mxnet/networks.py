@@ -120,7 +120,8 @@ class Airbench(nn.HybridBlock):
     differs from the original's training, in this repository's recipes: five Newton-Schulz iterations and not three; the
     head and the shifts have Muon's momentum, with which their steps add up to about 0.4 of the original's, and no
     weight decay; the whitening's shifts are trained to the end; images are padded with grey, not reflected; other
-    initial weights; an epsilon of 2e-5 in the norms; no test-time augmentation.
+    initial weights; pixels less ImageNet's mean, divided by 58; an epsilon of 2e-5 in the norms; no test-time
+    augmentation. The original is `airbench94_muon.py`, which its author published after the paper.
     """
 
     def __init__(self, classes: int, *widths: int) -> None:

@@ -56,6 +56,9 @@ def own(run: Run) -> nn.Module:
         with torch.no_grad():
             net.eval()(torch.zeros(2, *run.data.input_shape))
         net.train()
+    norms = [layer for layer in net.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    if run.emulated and any(isinstance(norm, nn.SyncBatchNorm) or norm.momentum is None for norm in norms):
+        raise UserError("with SyncBatchNorm, or a batch norm without momentum, emulated devices train differently")
     return net
 
 

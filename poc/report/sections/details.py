@@ -1,5 +1,6 @@
 """The pages of details: learning rate, scaling, models, published studies, and how it was measured."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -53,7 +54,7 @@ def learning_rate(results: Results) -> list[Block]:
         "others."
     )
     runs = results.runs[(results.runs.length == TRAINING) & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
-    runs = runs[runs.noise_scale.notna()]
+    runs = runs[runs.noise_scale.notna()].fillna({"noise_high": math.inf})
     of_setting, names = runs.groupby("setting"), ["noise_scale", "noise_low", "noise_high"]
     scales = runs.drop_duplicates("setting").set_index("setting").assign(n=of_setting.size())
     scales[names] = of_setting[names].median()
@@ -90,7 +91,7 @@ def learning_rate(results: Results) -> list[Block]:
             scales.sort_values(["model", "global_batch"], kind="stable"),
             *("machine", "model", "global batch", "training recipe", "lr"),
             *(("noise scale", "noise_scale"), ("90% from", "noise_low")),
-            ("to", lambda row: markdown.number(row.noise_high) or "no bound"),
+            ("to", lambda row: markdown.number(row.noise_high) if math.isfinite(row.noise_high) else "no bound"),
             "n",
         ),
     ]
