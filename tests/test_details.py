@@ -1,5 +1,6 @@
 """The pages of details, made from small tables whose answers are known, and all that the studies printed."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -52,6 +53,14 @@ def test_the_breakdown_says_which_gpus_wait_for_the_host() -> None:
     ]
     lines = only_table(results_of(*records), "scaling", "Step-time breakdown")
     assert [line["enqueue (ms)"] for line in lines] == ["2", "9.5 (launch-bound)"]
+
+
+def test_the_noise_scale_of_a_setting_is_the_median_of_its_runs_and_may_have_no_upper_end() -> None:
+    table = build(*(trained(900, 0.7, run={"seed": seed}) for seed in range(3)))
+    for highs in ((500.0, 600.0, math.nan), (500.0, math.nan, math.nan)):
+        table = table.assign(noise_scale=[100.0, 200.0, 300.0], noise_low=50.0, noise_high=highs)
+        (line,) = only_table(Results(table, machine="here"), "learning_rate", "Gradient noise scale")
+        assert (line["noise scale"], line["n"], line["to"] == "600") == ("200", "3", highs[1] == 600.0)
 
 
 def test_each_precision_and_batch_size_has_its_speed_on_one_device() -> None:
