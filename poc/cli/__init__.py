@@ -134,11 +134,12 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(function=function)
         return added.add_argument
 
-    _add_commands(command)
+    _add_run_commands(command)
+    _add_other_commands(command)
     return top
 
 
-def _add_commands(command: _Command) -> None:
+def _add_run_commands(command: _Command) -> None:
     command(doctor.doctor, "what this machine has, what it can run, and what is missing", "machine", "data", "json")
 
     about = "what the recipes would run on this machine, how long it takes and what it costs"
@@ -159,6 +160,8 @@ def _add_commands(command: _Command) -> None:
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")
     add("--verbose", help="also print each run's id, settings and expected time", **_FLAG)
 
+
+def _add_other_commands(command: _Command) -> None:
     price = {"type": prices.named, "metavar": "NAME=DOLLARS", "help": "price of a machine per hour", **_LIST}
     add = command(look.report, "write results.md again from the journals", "results", "others", "studies")
     add("--price", **price)
