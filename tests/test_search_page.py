@@ -219,3 +219,13 @@ def test_the_recipes_of_a_command_include_the_trainings_with_the_rules_rates(mad
     results = Results(table=build(*made), machine=name, last_run=request)
     tested = {each.run.learning_rate for each in made if not each.run.search}
     assert {*recipes.settings(results).lr} == tested
+
+
+def test_searches_on_another_machine_are_shown_where_this_one_has_none(made: list[Record]) -> None:
+    trained = next(each for each in made if not each.run.search)
+    here = dataclasses.replace(trained, infrastructure="here")
+    results = Results(table=build(*made, here), machine="here")
+    (subject,) = results.subjects()
+    rates = search.found(results, subject)
+    assert [line["lr"] for line in found(made)] == [*rates.lr]
+    assert made[0].infrastructure in str(search.blocks(results, subject, rates))

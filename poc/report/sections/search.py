@@ -8,6 +8,7 @@ import pandas as pd
 from poc.records.record import COMPLETED, INTERRUPTED, SETTLED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure
+from poc.report.repeats import some_or_all
 from poc.report.results import Results, Subject
 from poc.report.table import TRAINING
 from poc.search import FOUND, LINEAR, SQUARE_ROOT
@@ -46,7 +47,7 @@ def candidates_of_all_seeds(results: Results) -> pd.DataFrame:
 
 
 def found(results: Results, subject: Subject) -> pd.DataFrame:
-    """Return one row per search of a subject and global batch, ascending, on this machine, if a seed's search is over.
+    """Return one row per search of a subject and global batch, ascending, if a seed's search is over.
 
     `lr` is the median over `n` seeds of the rate that was found, from `lr_low` to `lr_high`. `found`, `linear` and
     `square_root` are the median test accuracies with that rate and with those of the rules, whose rates are from
@@ -73,8 +74,10 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
 
 
 def _candidates_of(results: Results, subject: Subject) -> pd.DataFrame:
+    """Return the candidates of a subject's searches on this machine, or of those on others if it has none."""
     rows = candidates(results)
-    return rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
+    rows = rows[(rows.model == subject.model) & (rows.family == subject.dataset)]
+    return some_or_all(rows, rows.machine == results.machine)
 
 
 def against_grid(results: Results) -> pd.DataFrame:
@@ -119,7 +122,7 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     `found_n`, `linear_n` and `square_root_n` are the numbers of seeds that completed; `found_end`, `linear_end` and
     `square_root_end` the outcomes if none did.
     """
-    runs = results.runs[(results.runs.machine == results.machine) & results.runs.outcome.isin(SETTLED)]
+    runs = results.runs[results.runs.machine.isin(winners.machine) & results.runs.outcome.isin(SETTLED)]
     runs = runs[runs.data_checksum.isin(winners.data_checksum)]
     runs = runs.sort_values("started", kind="stable").drop_duplicates("run_id", keep="last").set_index("run_id")
     ids = pd.DataFrame([dict(entry.split(":") for entry in text.split()) for text in winners.test_runs])
@@ -151,6 +154,7 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         rates = rates.assign(**{"with": names + rates["with"].map(lambda text: f", {text}" if text else "")})
     several = rates.duplicated(["search", "global_batch"], keep=False).any()
     columns: list[markdown.Column] = [
+        *(["machine"] if rates.elsewhere.any() else []),
         ("global batch", lambda row: f"{row.global_batch:,.0f}" + (f" ({markdown.devices(row)})" if several else "")),
         ("best lr found", _rate),
         ("with", "with"),
