@@ -9,14 +9,12 @@ from typing import Any
 
 from poc.values import UserError
 
-LOCAL = "local"  # the address of a cluster of this machine alone, which ends with the command
-
 
 def connect(address: str, *, verbose: bool) -> None:
-    """Join the cluster at `address` as its driver; raises UserError if that is not possible."""
+    """Join the cluster at `address`, or start one of this machine ("local"); raises UserError if that fails."""
     os.environ["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE") or "token"
     options: dict[str, Any] = {}
-    if address == LOCAL:
+    if address == "local":
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         # The monitor would end the node's actor where memory runs out, and the run would be lost with its node.
