@@ -13,7 +13,7 @@ from poc.published import prices
 from poc.records import journal
 from poc.records.last_run import LastRun
 from poc.records.record import DIVERGED, FAILED, INTERRUPTED, Record
-from poc.report import chart, explorer
+from poc.report import PAGES, chart, explorer
 from poc.report.results import Results, Subject
 from poc.report.sections import recipes, search
 from poc.report.sections.learning_rate import best_by_batch
@@ -221,11 +221,14 @@ def test_the_recipes_of_a_command_include_the_trainings_with_the_rules_rates(mad
     assert {*recipes.settings(results).lr} == tested
 
 
-def test_searches_on_another_machine_are_shown_where_this_one_has_none(made: list[Record]) -> None:
+def test_searches_on_another_machine_are_on_the_page_of_details(made: list[Record]) -> None:
     trained = next(each for each in made if not each.run.search)
     here = dataclasses.replace(trained, infrastructure="here")
     results = Results(table=build(*made, here), machine="here")
     (subject,) = results.subjects()
-    rates = search.found(results, subject)
-    assert [line["lr"] for line in found(made)] == [*rates.lr]
-    assert made[0].infrastructure in str(search.blocks(results, subject, rates))
+    assert len(search.found(results, subject)) == 0
+    (lines,) = tables(PAGES["learning_rate"][1](results))["Learning rates found by searches"]
+    rates = [line["lr"] for line in found(made)]
+    assert [(line["machine"], number(line["best lr found"])) for line in lines] == [
+        (made[0].infrastructure, rate) for rate in rates
+    ]

@@ -63,9 +63,18 @@ def learning_rate(results: Results) -> list[Block]:
         "runs. At batches well below it, doubling the batch nearly halves the number of steps; above it, doubling "
         "saves less and less."
     )
+    rates = search.found(results)
     return [
         *listing("Every training", about, rows[on_test_set], *columns),
         *listing("Tuning runs", tuning, rows[~on_test_set], *columns),
+        *listing(
+            "Learning rates found by searches",
+            "On the test set, after a search on the validation split: the accuracy with the rate that was found, and "
+            "with the rates to which the rules scale the one of the smallest batch (change; learning "
+            "rate, or the seeds' range). Medians over n seeds.",
+            rates.sort_values(["elsewhere", "model", "global_batch"], kind="stable") if len(rates) else rates,
+            *("machine", ("model, batch", _model_and_batch), *search.COLUMNS[:5], "n"),
+        ),
         *listing(
             "Candidates of searches",
             "Each candidate of a learning-rate search: the latest accuracy of each seed on the validation split, and "
@@ -90,11 +99,18 @@ def learning_rate(results: Results) -> list[Block]:
             noise_scale,
             scales.sort_values(["model", "global_batch"], kind="stable"),
             *("machine", "model", "global batch", "training recipe", "lr"),
-            *(("noise scale", "noise_scale"), ("90% from", "noise_low")),
-            ("to", lambda row: markdown.number(row.noise_high) if math.isfinite(row.noise_high) else "no bound"),
-            "n",
+            *(("noise scale", "noise_scale"), ("90% interval", _noise_interval), "n"),
         ),
     ]
+
+
+def _model_and_batch(row: Any) -> str:
+    return ", ".join(filter(None, [markdown.model(row.model), markdown.images(row), f"{row.global_batch:,.0f}"]))
+
+
+def _noise_interval(row: Any) -> str:
+    high = markdown.number(row.noise_high) if math.isfinite(row.noise_high) else "no bound"
+    return f"{markdown.number(row.noise_low)} to {high}"
 
 
 def _epochs(row: Any) -> str:

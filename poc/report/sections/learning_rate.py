@@ -133,8 +133,7 @@ def _recommendation(
         rule += "; each seed has its own rates" if row.lr_low < row.lr_high or row.linear_low < row.linear_high else ""
         accuracy = f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end
         text = f"{row.lr:.3g} with {schedule}" if schedule else f"{row.lr:.3g}"
-        place = f" on {row.machine}" if row.elsewhere else ""
-        texts[row.global_batch] = f"{text} (found by a search{place}: {accuracy}{rule})"
+        texts[row.global_batch] = f"{text} (found by a search: {accuracy}{rule})"
     if texts:
         return f"**Recommendation:** {_sentence(texts)}."
     for name, best in published.items():

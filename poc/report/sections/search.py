@@ -8,7 +8,6 @@ import pandas as pd
 from poc.records.record import COMPLETED, INTERRUPTED, SETTLED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure
-from poc.report.repeats import some_or_all
 from poc.report.results import Results, Subject
 from poc.report.table import TRAINING
 from poc.search import FOUND, LINEAR, SQUARE_ROOT
@@ -46,8 +45,10 @@ def candidates_of_all_seeds(results: Results) -> pd.DataFrame:
     return of_all.first().assign(accuracies=of_all.accuracies.agg(", ".join)).reset_index()
 
 
-def found(results: Results, subject: Subject) -> pd.DataFrame:
-    """Return one row per search of a subject and global batch, ascending, if a seed's search is over.
+def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
+    """Return one row per search and global batch, ascending, if a seed's search is over: of a subject on this machine.
+
+    Without a subject it returns those of all models and machines.
 
     `lr` is the median over `n` seeds of the rate that was found, from `lr_low` to `lr_high`. `found`, `linear` and
     `square_root` are the median test accuracies with that rate and with those of the rules, whose rates are from
@@ -56,7 +57,8 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
     the first or the last that was tried.
     """
     lines = []
-    for _, group in _candidates_of(results, subject).groupby(["search", *_BATCH]):
+    rows = _candidates_of(results, subject) if subject else candidates(results)
+    for _, group in rows.groupby(["model", "search", *_BATCH], sort=subject is not None):
         winners = group[group.chosen]
         if not len(winners):
             continue
@@ -74,10 +76,8 @@ def found(results: Results, subject: Subject) -> pd.DataFrame:
 
 
 def _candidates_of(results: Results, subject: Subject) -> pd.DataFrame:
-    """Return the candidates of a subject's searches on this machine, or of those on others if it has none."""
     rows = candidates(results)
-    rows = rows[(rows.model == subject.model) & (rows.family == subject.dataset)]
-    return some_or_all(rows, rows.machine == results.machine)
+    return rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
 
 
 def against_grid(results: Results) -> pd.DataFrame:
@@ -154,15 +154,8 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         rates = rates.assign(**{"with": names + rates["with"].map(lambda text: f", {text}" if text else "")})
     several = rates.duplicated(["search", "global_batch"], keep=False).any()
     columns: list[markdown.Column] = [
-        *(["machine"] if rates.elsewhere.any() else []),
         ("global batch", lambda row: f"{row.global_batch:,.0f}" + (f" ({markdown.devices(row)})" if several else "")),
-        ("best lr found", _rate),
-        ("with", "with"),
-        ("accuracy", lambda row: (markdown.formatted(row.found, ".3f") or row.found_end) + _only(row.found_n, row.n)),
-        ("linear rule", lambda row: _rule(row, "linear")),
-        ("square-root rule", lambda row: _rule(row, "square_root")),
-        ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
-        "n",
+        *COLUMNS,
     ]
     lengths = " or ".join(f"{epochs:.0f}" for epochs in sorted({*rates.epochs}))
     about = (
@@ -198,6 +191,18 @@ def _rule(row: Any, name: str) -> str:
 def _only(seeds: int, n: int) -> str:
     """Return a remark with the number of seeds that completed, if not all n did."""
     return f" ({seeds:.0f} of {n:.0f} seeds)" if 0 < seeds < n else ""
+
+
+COLUMNS: tuple[markdown.Column, ...] = (
+    ("best lr found", _rate),
+    ("with", "with"),
+    ("accuracy", lambda row: (markdown.formatted(row.found, ".3f") or row.found_end) + _only(row.found_n, row.n)),
+    ("linear rule", lambda row: _rule(row, "linear")),
+    ("square-root rule", lambda row: _rule(row, "square_root")),
+    ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
+    "n",
+)
+"""Columns of tables of what `found` returns."""
 
 
 def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[str]:
