@@ -53,16 +53,6 @@ def learning_rate(results: Results) -> list[Block]:
         "Accuracy on the validation split, a tenth of the training images (at most 5,000), after training on the "
         "others."
     )
-    runs = results.runs[(results.runs.length == TRAINING) & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
-    runs = runs[runs.noise_scale.notna()].fillna({"noise_high": math.inf})
-    of_setting, names = runs.groupby("setting"), ["noise_scale", "noise_low", "noise_high"]
-    scales = runs.drop_duplicates("setting").set_index("setting").assign(n=of_setting.size())
-    scales[names] = of_setting[names].median()
-    noise_scale = (
-        "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples: medians of n "
-        "runs. At batches well below it, doubling the batch nearly halves the number of steps; above it, doubling "
-        "saves less and less."
-    )
     rates = search.found(results)
     return [
         *listing("Every training", about, rows[on_test_set], *columns),
@@ -94,14 +84,28 @@ def learning_rate(results: Results) -> list[Block]:
             ("accuracy loss (largest)", lambda row: f"{row.loss:.3f} ({row.most_loss:.3f})"),
             ("epochs (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f}), {row.spent / row.grid:.0%}"),
         ),
-        *listing(
-            "Gradient noise scale",
-            noise_scale,
-            scales.sort_values(["model", "global_batch"], kind="stable"),
-            *("machine", "model", "global batch", "training recipe", "lr"),
-            *(("noise scale", "noise_scale"), ("90% interval", _noise_interval), "n"),
-        ),
+        *_noise_scales(results),
     ]
+
+
+def _noise_scales(results: Results) -> list[Block]:
+    runs = results.runs[(results.runs.length == TRAINING) & (results.runs.outcome == COMPLETED) & ~results.runs.quick]
+    runs = runs[runs.noise_scale.notna()].fillna({"noise_high": math.inf})
+    of_setting, names = runs.groupby("setting"), ["noise_scale", "noise_low", "noise_high"]
+    scales = runs.drop_duplicates("setting").set_index("setting").assign(n=of_setting.size())
+    scales[names] = of_setting[names].median()
+    noise_scale = (
+        "Gradient noise scale (McCandlish et al. 2018) of the second half of a training, in samples: medians of n "
+        "runs. At batches well below it, doubling the batch nearly halves the number of steps; above it, doubling "
+        "saves less and less."
+    )
+    return listing(
+        "Gradient noise scale",
+        noise_scale,
+        scales.sort_values(["model", "global_batch"], kind="stable"),
+        *("machine", "model", "global batch", "training recipe", "lr"),
+        *(("noise scale", "noise_scale"), ("90% interval", _noise_interval), "n"),
+    )
 
 
 def _model_and_batch(row: Any) -> str:
