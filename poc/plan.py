@@ -79,8 +79,8 @@ def plan(
     named_for_cpu = named and all(setting.kind == "cpu" for setting in recipe.settings())
     cpu = cpu or named_for_cpu or not hardware.gpus
     repeats = range(max(setting.repeats for setting in settings))
-    seeds = range(max(len(setting.seeds) for setting in settings))
-    for number, (repeat, index) in enumerate(itertools.product(repeats, seeds)):
+    indices = range(max(len(setting.seeds) for setting in settings))
+    for number, (repeat, index) in enumerate(itertools.product(repeats, indices)):
         for group in groups[:: -1 if number % 2 else 1]:
             setting = group[0]
             if index >= len(setting.seeds) or repeat >= setting.repeats:

@@ -26,8 +26,10 @@ _PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", 
 _START = r"/(?!/)(?!(?:dev|proc|sys|usr|lib|lib64|etc|bin)(?!\w))"
 _BEFORE = r"(?:(?<![\w./~\]-])|(?<=\s-[IL])|(?<=file://))"
 _LIBRARY = re.compile(rf"{_BEFORE}{_START}(?:[\w.+@~=-]+/)*(?=[\w.+-]+\.so\b)")
-_IMAGES = rf"(?<=data: ){_START}[^'\":]*?\.(?i:jpe?g|png|rec|npz)(?!\w)"
-_PATH = re.compile(rf"{_IMAGES}|(?<=(['\"])){_START}.+?(?=\1)|{_BEFORE}{_START}[\w.+@~=-]+(?:/[\w.+@~=-]+)*")
+_TO_IMAGES = r"[^'\":]*?\.(?i:jpe?g|png|rec|npz)(?!\w)"
+_PATH = re.compile(
+    rf"(?<=data: ){_START}{_TO_IMAGES}|(?<=(['\"])){_START}.+?(?=\1)|{_BEFORE}{_START}[\w.+@~=-]+(?:/[\w.+@~=-]+)*"
+)
 _NODE = re.compile(r"host \S+ \([\w.:]+\)")  # of a cluster, as a failure names it
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
@@ -62,9 +64,8 @@ def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
 
     def clean(entry: Any) -> Any:
         if isinstance(entry, str):
-            entry = scrub(entry) if "data: " in entry else entry  # first, while its path is whole
             for path in reversed(known_paths):  # with spaces, which the pattern would take for an end
-                entry = re.sub(rf"{re.escape(path)}[^\s'\":]*", "[path]", entry)
+                entry = re.sub(rf"{re.escape(path)}(?:{_TO_IMAGES}|[^\s'\":]*)", "[path]", entry)
             return scrub(entry)
         if isinstance(entry, list):
             return list(map(clean, entry))

@@ -63,7 +63,7 @@ def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:
 def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -> None:
     private = f"MXNetError: {owner}/data/cifar10_train.rec of {USER} on {HOST}: /mnt/data is full"
     notes = [{"step": 3, "why": private}]
-    photo = "data: /mnt/Acme GmbH/x 1/train/a.jpg is no image"
+    photo = "data: /mnt/Acme GmbH/x 1/train/Ada L/IMG 1.jpg is no image"
     own = {"data": {"name": "folder", "path": "/mnt/Acme GmbH/x 1"}, "model": "mine.py:net", "model_hash": "abc"}
     own.update(model_folder=f"{owner}/nets", cost={"parameters": 9, "forward_multiply_adds": 99, "activations": 9})
     of_own = record_of(run=own, reason=photo)
@@ -81,7 +81,7 @@ def test_nothing_private_is_in_a_published_folder(owner: Path, tmp_path: Path) -
     assert list((tmp_path / "out").iterdir()) == [folder]
     texts = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     assert len(texts) == 4
-    for secret in (str(owner), USER, HOST, "/mnt", "GmbH"):
+    for secret in (str(owner), USER, HOST, "/mnt", "GmbH", "Ada L", "IMG"):
         assert not any(secret in text for text in texts)
     assert "of other machines: test-machine (--machine)" in left_out
     failed, completed, scrubbed = journal.read(journal.paths(folder))

@@ -63,6 +63,22 @@ def test_a_run_learns_and_leaves_a_complete_record(tmp_path: Path) -> None:
 
 
 @slow
+def test_a_resumed_run_by_time_counts_the_seconds_before_its_checkpoint(tmp_path: Path) -> None:
+    fields = {"data": Synthetic(train=2000, validation=400), "batch_per_device": 50, "lr": 0.05, "seconds": 1e6}
+    whole = run_of(**fields)
+    paused = dataclasses.replace(whole, pause_after=2)
+    assert execute(paused, place_in(tmp_path))[0].outcome == COMPLETED
+    folder = tmp_path / "checkpoints" / whole.id
+    saved = checkpoint.read(folder, 0, 80)
+    assert saved.story["counted"]["trained"] > 0
+    saved.story["counted"]["trained"] = 1e6
+    checkpoint.write(folder, 0, saved)
+    record, _ = execute(whole, place_in(tmp_path))
+    assert [entry.step for entry in record.resumed] == [80]
+    assert sum(window.steps for window in record.windows) == 80  # the time is up
+
+
+@slow
 def test_whitening_works_with_fewer_images_than_it_wants(tmp_path: Path) -> None:
     fields = {**GLUON, "model": "cifar_airbench94_slim", "data": synthetic("cifar"), "batch_per_device": 8}
     record = executed(tmp_path, **fields, epochs=None, steps=2, window=2, evaluate=False)

@@ -196,8 +196,9 @@ def _add_other_commands(command: _Command) -> None:
     add = command(advise.advise, about, "machine", "data", "results", "others", "studies", "setting")
     first = "a name in recipes/, or a Python file; its first setting that this machine can run"
     add("recipe", metavar="RECIPE", help=first)
-    steps, short = _number(Annotated[Count, Ge(20)]), "steps of each short run; on GPUs at least 1000, or 10 s"
-    add("--steps", type=steps, default=advise.STEPS, metavar="N", help=short)
+    steps = _number(Annotated[Count, Ge(20)])
+    about_steps = "steps of each short run; on GPUs at least 1000, or 10 s"
+    add("--steps", type=steps, default=advise.STEPS, metavar="N", help=about_steps)
 
     about = "which learning rates are worth trying: the loss while the rate grows, in an epoch of each setting"
     add = command(lr_range.lr_range, about, "machine", "data", "results", "setting")

@@ -63,8 +63,15 @@ def publish(options: Options) -> None:
     studies = published.load(options.study)
 
     def write_pages(records: Sequence[Record], folder: Path) -> None:
-        options_of_page = {"page": folder / "results.md", "folder": folder, "target": options.target}
-        report.write(records, studies, cache=cache(), prices=prices.load(dict(options.price)), **options_of_page)
+        report.write(
+            records,
+            studies,
+            page=folder / "results.md",
+            folder=folder,
+            cache=cache(),
+            target=options.target,
+            prices=prices.load(dict(options.price)),
+        )
 
     _, lines = publish(options.results, options.output.absolute(), write_pages, options.machine)
     print("\n".join(lines))

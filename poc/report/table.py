@@ -129,7 +129,7 @@ def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> N
         of_runs[conditions][run.id].append((row, record))
         if run.search and run.tunes:
             key = conditions, search.identity(run), run.search, run.seed
-            batches = searches[key] = searches.pop(key, {})  # by the last record of each
+            batches = searches[key] = searches.pop(key, {})  # the latest search comes last
             batch = run.global_batch, run.devices, run.batch_per_device, run.workers, run.kvstore_label
             batches[batch] = batches.get(batch) or search.candidates(run)
     found: dict[Any, list[Any]] = defaultdict(list)

@@ -59,11 +59,11 @@ def learning_rate(results: Results) -> list[Block]:
         *listing("Tuning runs", tuning, rows[~on_test_set], *columns),
         *listing(
             "Learning rates found by searches",
-            "On the test set, after a search on the validation split: the accuracy with the rate that was found, and "
-            "with the rates to which the rules scale the one of the smallest batch (change; learning "
-            "rate, or the seeds' range). Medians over n seeds.",
+            "Accuracy on the test set, after a search on the validation split, with the learning rate that was found, "
+            "and with those to which the rules scale the one of the smallest batch (change from the rate found; "
+            "learning rate, or the seeds' range). Medians over n seeds; the batch is the global one.",
             rates.sort_values(["elsewhere", "model", "global_batch"], kind="stable") if len(rates) else rates,
-            *("machine", ("model, batch", _model_and_batch), *search.COLUMNS[:5], "n"),
+            *("machine", "model, framework", ("batch, epochs", _batch_and_epochs), *search.RESULTS, "n"),
         ),
         *listing(
             "Candidates of searches",
@@ -108,8 +108,8 @@ def _noise_scales(results: Results) -> list[Block]:
     )
 
 
-def _model_and_batch(row: Any) -> str:
-    return ", ".join(filter(None, [markdown.model(row.model), markdown.images(row), f"{row.global_batch:,.0f}"]))
+def _batch_and_epochs(row: Any) -> str:
+    return ", ".join(filter(None, [f"{row.global_batch:,.0f}", f"{row.epochs:.0f} epochs", getattr(row, "with")]))
 
 
 def _noise_interval(row: Any) -> str:

@@ -46,9 +46,9 @@ def candidates_of_all_seeds(results: Results) -> pd.DataFrame:
 
 
 def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
-    """Return one row per search and global batch, ascending, if a seed's search is over: of a subject on this machine.
+    """Return one row per search and global batch, ascending, if a seed's search is over.
 
-    Without a subject it returns those of all models and machines.
+    They are those of a subject on this machine, or without a subject all of every machine.
 
     `lr` is the median over `n` seeds of the rate that was found, from `lr_low` to `lr_high`. `found`, `linear` and
     `square_root` are the median test accuracies with that rate and with those of the rules, whose rates are from
@@ -58,7 +58,7 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
     """
     lines = []
     rows = _candidates_of(results, subject) if subject else candidates(results)
-    for _, group in rows.groupby(["model", "search", *_BATCH], sort=subject is not None):
+    for _, group in rows.groupby(["search", *_BATCH]):
         winners = group[group.chosen]
         if not len(winners):
             continue
@@ -142,20 +142,23 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
 def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Block]:
     """Return table, figures and remarks of the `found` rates of a subject."""
     outcomes = _candidates_of(results, subject).groupby("global_batch").outcome
-    without = [
+    not_found = [
         f"At global batch {batch:,.0f} no candidate completed: search lower rates, or use a smaller batch."
         for batch, each in outcomes
         if (each != COMPLETED).all()
     ]
     if not len(rates):
-        return [" ".join(without)] if without else []
+        return [" ".join(not_found)] if not_found else []
     if rates.search.nunique() > 1:
         names = rates.recipe + [f", {low:.3g} to {high:.3g}" for low, high in zip(rates.lowest, rates.highest)]
         rates = rates.assign(**{"with": names + rates["with"].map(lambda text: f", {text}" if text else "")})
     several = rates.duplicated(["search", "global_batch"], keep=False).any()
     columns: list[markdown.Column] = [
         ("global batch", lambda row: f"{row.global_batch:,.0f}" + (f" ({markdown.devices(row)})" if several else "")),
-        *COLUMNS,
+        ("with", "with"),
+        *RESULTS,
+        ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
+        "n",
     ]
     lengths = " or ".join(f"{epochs:.0f}" for epochs in sorted({*rates.epochs}))
     about = (
@@ -169,7 +172,7 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         for number, search in enumerate(rates.search.unique())
         for block in _figure(results, subject, search, f"_{number + 1}" if number else "")
     ]
-    remarks = " ".join([*without, *_remarks(results, subject, rates)])
+    remarks = " ".join([*not_found, *_remarks(results, subject, rates)])
     return [about, markdown.table(markdown.lines(rates, *columns)), remarks, *drawn]
 
 
@@ -193,16 +196,13 @@ def _only(seeds: int, n: int) -> str:
     return f" ({seeds:.0f} of {n:.0f} seeds)" if 0 < seeds < n else ""
 
 
-COLUMNS: tuple[markdown.Column, ...] = (
+RESULTS: tuple[markdown.Column, ...] = (
     ("best lr found", _rate),
-    ("with", "with"),
     ("accuracy", lambda row: (markdown.formatted(row.found, ".3f") or row.found_end) + _only(row.found_n, row.n)),
     ("linear rule", lambda row: _rule(row, "linear")),
     ("square-root rule", lambda row: _rule(row, "square_root")),
-    ("epochs spent (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f})"),
-    "n",
 )
-"""Columns of tables of what `found` returns."""
+"""Columns with the learning rates and accuracies of what `found` returns."""
 
 
 def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[str]:
