@@ -22,6 +22,7 @@ from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
+from poc.report import table
 from poc.values import to_plain
 from tests.builders import add, recipe_file, record_of, run_of
 from tests.launch import HOME, finish, python, records, run_here
@@ -155,6 +156,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("report --results there --with nowhere", "--with: "),
         ("report --results nowhere", "./run_all.sh --quick"),
         ("publish --results empty", "./run_all.sh --quick"),
+        ("publish --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
         ("compare 0 1 --results there/EPYC-2", "MACHINE/journal.jsonl"),
         ("compare there other", "compare: "),
         ("compare there nowhere --results empty", "MACHINE/journal.jsonl"),
@@ -187,6 +189,13 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert field in line
     assert set(folder.rglob("*")) == before
+
+
+def test_a_published_page_has_the_price_that_was_given(folder: Path) -> None:
+    add(folder / "out", record_of(infrastructure="EPYC-2"))
+    assert main(["publish", "--results", "out", "--output", "sent", "--price", "EPYC-2=12.5"]) == 0
+    (row,) = [row for row in table.read(next(folder.glob("sent/*/rows.csv"))).itertuples() if row.origin == "measured"]
+    assert row.dollars_per_hour == 12.5
 
 
 def test_a_journal_in_a_wrong_folder_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,14 +27,19 @@ if TYPE_CHECKING:
 
 def report(options: Options) -> None:
     """Write the pages again; raises UserError if there are no journals, or for a price of an unknown machine."""
+    write_report(options, _given_prices(options, options.all_records()))
+
+
+def _given_prices(options: Options, records: Sequence[Record]) -> Prices:
+    """Return all prices, with those of the command line; raises UserError for one of an unknown machine."""
     rows = [row for study in published.load(options.study) for row in study.rows]
     machines = [(row.machine, row.hardware) for row in rows]
-    machines += [(record.infrastructure, record.hardware.describe()) for record in options.all_records()]
+    machines += [(record.infrastructure, record.hardware.describe()) for record in records]
     names = {name for machine in machines for name in machine}
     for name, _ in options.price:
         if name not in names:
             raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
-    write_report(options, prices.load(dict(options.price)))
+    return prices.load(dict(options.price))
 
 
 def write_report(options: Options, known_prices: Prices) -> None:
@@ -61,6 +66,7 @@ def publish(options: Options) -> None:
     from poc.publish import publish
 
     studies = published.load(options.study)
+    known_prices = _given_prices(options, journal.read(journal.paths(options.results)))
 
     def write_pages(records: Sequence[Record], folder: Path) -> None:
         report.write(
@@ -70,7 +76,7 @@ def publish(options: Options) -> None:
             folder=folder,
             cache=cache(),
             target=options.target,
-            prices=prices.load(dict(options.price)),
+            prices=known_prices,
         )
 
     _, lines = publish(options.results, options.output.absolute(), write_pages, options.machine)
