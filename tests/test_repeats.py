@@ -1,5 +1,6 @@
 """What counts as a repeat, what repeats are summarized to, and between which of them a speed-up is computed."""
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -52,9 +53,10 @@ def test_repeats_of_a_setting_differ_in_the_seed_and_in_names_only() -> None:
 
 def test_a_setting_is_summarized_by_the_median_range_and_number_of_its_clean_repeats() -> None:
     clean, noisy = repeats_of((4.0, 5.0, 8.0)), repeats_of((2.0,), hour=11, **NOISY)
+    noisy = [replace(each, windows=[replace(window, waited=0.0) for window in each.windows]) for each in noisy]
     row = summary_of(*noisy, *clean)
     assert (row.samples_per_second, row.rate_low, row.rate_high, row.n) == (256.0, 160.0, 320.0, 3)
-    assert (row.seconds_per_epoch, row.noisy) == (5.0, False)
+    assert (row.seconds_per_epoch, row.noisy, row.data_wait) == (5.0, False, pytest.approx(0.1))
     assert row.started == noisy[0].started  # the latest repeat tells all else
     # With none clean, noisy ones count, and the setting is marked.
     row = summary_of(*repeats_of((4.0, 2.0), **NOISY))
@@ -134,6 +136,10 @@ def test_weak_and_strong_scaling_share_their_row_on_one_device_and_kvstores_are_
         ("weak", [[1, 64, 160]], [[2, 128, 640]]),
     ]
     assert sorted(table.speedup_throughput.dropna()) == pytest.approx([1.6, 2.0, 4.0])
+    # Two workers with 64 samples each, of which only the row with 128 on one is from the same hour.
+    single = workers(1, 8.0, started="2026-11-20T10:00:00+00:00"), workers(1, 6.0, run={"batch_per_device": 128})
+    (two,) = build(*single, workers(2, 4.0)).query("devices == 2").itertuples()
+    assert (two.scaling, two.speedup_throughput) == ("strong", pytest.approx(1.5))
 
 
 def test_a_series_never_mixes() -> None:

@@ -209,6 +209,8 @@ def test_a_price_is_that_of_the_whole_instance_for_the_wall_time() -> None:
     record = record_of(infrastructure="p2.8xlarge", price_per_hour=5.0)
     rows = [row_of(record), row_of(replace(record, price_per_hour=None)), row_of(record, **{"p2.8xlarge": 6.0})]
     assert [row.dollars_per_hour for row in rows] == [5.0, 7.2, 6.0]
+    another = record_of(infrastructure="p2.8xlarge (2)")  # shown beside one of the same name
+    assert row_of(another).dollars_per_hour == 7.2
     # What was given for another machine with the same hardware is not this one's.
     named = replace(record, infrastructure="on premises")
     assert row_of(named, **{named.hardware.describe(): 6.0}).dollars_per_hour == 5.0

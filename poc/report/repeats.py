@@ -8,19 +8,20 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_rel
 
-from poc.records.record import COMPLETED, DIVERGED
+from poc.records.record import COMPLETED, DIVERGED, DONE
 from poc.records.row import MEASURED, STRONG, WEAK
 
 MIN_REPEATS = 3  # repeats that each side needs for a significance test
 CONFIDENCE = 0.95
 INTERLEAVED = np.timedelta64(1, "h")  # at most, between the starts of two repeats: a shared machine has slower hours
 SAME_WORK = 0.05  # wall times are compared only if the numbers of trained samples differ by at most this share
+_SPEEDUPS = ["speedup_throughput", "speedup_wall", "speedup_without_sync"]
 BATCH_OF = {WEAK: "batch_per_device", STRONG: "global_batch"}  # the batch that a scaling series keeps
 # Columns that the rows of a series share; published rows have no workload, and share those of `_PUBLISHED`.
 SERIES = ("workload", "framework", "layout", "length")
 _PUBLISHED = ("study", "machine", "hardware", "model", "dataset", "input_shape", "dtype")
 _MEDIANS = ["samples_per_second", "seconds_per_epoch", "wall_seconds", "dollars_per_run"]
-_MEDIANS += ["mfu", "flops", "joules_per_sample"]
+_MEDIANS += ["mfu", "flops", "joules_per_sample", "data_wait"]
 
 
 def some_or_all(rows: pd.DataFrame, mask: pd.Series[bool]) -> pd.DataFrame:
@@ -38,8 +39,8 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
 
     Times and speeds become medians over clean repeats, with `rate_low`, `rate_high` and `n` of the samples/s.
     `accuracy` and `accuracy_last4` become medians over seeds (the latest repeat of each), `seeds` is their number,
-    `choices` the number of those whose search chose it, `diverged` that of seeds that diverged. `noisy` is true if no
-    repeat was clean.
+    `choices` the number of those whose search chose it, `diverged` that of seeds whose latest repeat diverged. `noisy`
+    is true if no repeat was clean.
     """
     completed = table[(table.origin != MEASURED) | (table.outcome == COMPLETED)].sort_values("started", kind="stable")
     rows = completed.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
@@ -53,7 +54,9 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     of_setting = completed.groupby("setting")
     rows["noisy"], rows["chosen"] = of_setting.noisy.all(), of_setting.chosen.any()
     rows["candidates"], rows["choices"] = of_setting.candidates.max(), by_seed.chosen.sum()
-    diverged = table[table.outcome == DIVERGED].groupby("setting").seed.nunique()
+    ended = table[table.outcome.isin(DONE)].sort_values("started", kind="stable")
+    latest = ended.drop_duplicates(["setting", "seed"], keep="last")
+    diverged = latest[latest.outcome == DIVERGED].groupby("setting").size()
     rows["diverged"] = diverged.reindex(rows.index).fillna(0)
     # In the order of the table, whatever the order of the starts.
     return rows.loc[table.setting[table.setting.isin(rows.index)].drop_duplicates()].reset_index(drop=True)
@@ -104,12 +107,15 @@ def series(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
 def add_speedups(table: pd.DataFrame) -> None:
     """Fill in speed-ups, efficiencies and the kind of scaling where a source prints none; weak scaling comes first."""
     for kind, single, multiple in reversed(series(table)):
-        table.loc[[*single.index, *multiple.index], "scaling"] = kind
         for index in multiple.index:
             row = multiple.loc[[index]]
-            is_measured = table.at[index, "origin"] == MEASURED
-            for name, value in _speedups(interleaved(single, row), row).items():
-                if is_measured or np.isnan(table.at[index, name]):  # A printed one stays.
+            if not (values := _speedups(interleaved(single, row), row)):
+                continue
+            table.loc[[*single.index, index], "scaling"] = kind
+            if table.at[index, "origin"] == MEASURED:
+                table.loc[index, _SPEEDUPS] = math.nan  # of the other kind of scaling
+            for name, value in values.items():
+                if np.isnan(table.at[index, name]):  # A printed one stays.
                     table.at[index, name] = value
     for name in ("throughput", "wall"):
         missing = table[f"efficiency_{name}"].isna() & (table.devices > 0)

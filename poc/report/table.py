@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ _TEXTS = [name for name, kind in COLUMNS.items() if kind == "str"]
 
 _OF_RUN = (
     *("model", "global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype", "layout"),
-    *("options", "seed", "kind", "cores_per_worker", "recipe", "quick", "target_accuracy", "training_recipe"),
+    *("options", "seed", "kind", "recipe", "quick", "target_accuracy", "training_recipe"),
     "straggler",
 )
 _OF_RECORD = (
@@ -212,6 +213,7 @@ def _measured(record: Record) -> dict[str, Any]:
     where = record.infrastructure, hardware, machine.cpu, machine.cores
     conditions = (*where, record.data_id, environment, record.environment is None)
     of_one_host = [_one_host(str(each), machine.hosts) for each in conditions]  # a series goes on over several hosts
+    workload = run if run.kind == "cpu" else replace(run, cores_per_worker=None)  # on GPUs it follows their number
     return {
         **{name: getattr(run, name) for name in _OF_RUN},
         **{name: getattr(record, name) for name in _OF_RECORD},
@@ -224,8 +226,9 @@ def _measured(record: Record) -> dict[str, Any]:
         "lr": run.learning_rate,
         "input_shape": "x".join(map(str, run.data.input_shape)),
         "kvstore": run.kvstore_label if run.synchronises else "",
+        "cores_per_worker": workload.cores_per_worker,
         "setting": _hash(*conditions, record.fewer_threads, framework, package, run.fingerprint("seed")),
-        "workload": _hash(*of_one_host, record.fewer_threads, run.fingerprint(*_NOT_OF_WORKLOAD)),
+        "workload": _hash(*of_one_host, record.fewer_threads, workload.fingerprint(*_NOT_OF_WORKLOAD)),
         "length": _length(run),
         "baseline": run.is_baseline,
         "schedule": run.schedule_label,
@@ -233,7 +236,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "environment": environment,
         "accuracy": accuracies[-1] if accuracies else None,
         "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
-        "accuracy_on": "" if not accuracies else "validation split" if run.uses_validation_split else "test set",
+        "accuracy_on": "" if not run.evaluate else "validation split" if run.uses_validation_split else "test set",
         "accuracy_by_epoch": " ".join(f"{epoch}:{accuracy:.4f}" for epoch, accuracy in zip(epochs, accuracies)),
         "seconds_by_epoch": " ".join(f"{epoch}:{trained[epoch]:.6g}" for epoch in trained),
         "wall_seconds": record.wall,
@@ -271,7 +274,7 @@ def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
     hourly_prices = []
     columns = table.machine, table.hardware, table.hosts, table.given_dollars_per_hour
     for machine, hardware, hosts, recorded in zip(*columns):
-        price = prices.of(machine, hardware)
+        price = prices.of(machine, hardware) or prices.of(re.sub(r" \(\d+\)$", "", machine), hardware)
         if price is None and (each := prices.of(_one_host(machine, hosts), _one_host(hardware, hosts))):
             dollars_per_hour = hosts * each.dollars_per_hour
             price = replace(each, machine=f"{hosts:.0f}x {each.machine}", dollars_per_hour=dollars_per_hour)
