@@ -14,7 +14,8 @@ from poc.config.datasets import DataId
 from poc.host.hardware import Hardware
 from poc.plan import START_SECONDS, Planned, plan, training_seconds
 from poc.published import prices
-from poc.records import journal
+from poc.records import journal, last_run
+from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record
 from poc.run import checkpoint, schedule, workload
 from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
@@ -244,7 +245,8 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
         # Two recipes share their runs.
         plans = [(name, plan(name, Recipe(**{**SMALL, **fields}), MACHINE)) for name in ("mine", "yours")]
         context = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + seconds)
-        assert run_sweep(Sweep(plans, tmp_path / folder, context)) == []
+        request = LastRun(recipes=("mine", "yours"), runs=(), skipped={}, machine="here", again_since="2026")
+        assert run_sweep(Sweep(plans, tmp_path / folder, context), request) == []
         records = journal.read(journal.paths(tmp_path / folder))
         return [(record.run.epochs, record.outcome, record.reason) for record in records]
 
@@ -252,6 +254,9 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
     done = sweep("a", 150.0, batch_per_device=[32, 64], epochs=[100_000_000, 1])
     assert done == [(1, COMPLETED, "")] * 2
     assert "Not done: 2 runs" in capsys.readouterr().err
+    left = last_run.read(tmp_path / "a")
+    assert left
+    assert (left.left, left.again_since) == (2, "2026")
     # It takes several times its estimate: steps of one image, which an estimate does not know to be slow.
     long = {"batch_per_device": 1, "epochs": 100, "evaluate": False}
     (item,) = plan("mine", Recipe(**{**SMALL, **long}), MACHINE)

@@ -81,8 +81,6 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     sweep_options = _sweep_options(options, started, [recipe for recipe, _ in plans], name)
     sweep = Sweep(plans, options.results, context, **sweep_options)
     failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
-    if options.again:
-        last_run.write(options.results, _request(options, [sweep], started))
     return failed, known_prices
 
 

@@ -194,7 +194,7 @@ class Sweep:
 def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
     """Do all items in order, as far as they fit before the bound; return the ids of the runs that failed.
 
-    `request` is written to the folder of results; `price` is in dollars per hour.
+    `request` is written to the folder of results, at the end with what is `left`; `price` is in dollars per hour.
     Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
@@ -210,16 +210,28 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         if options and not sweep.since and (done_runs := workload.totals(sweep.lines())["done"]):
             runs = counted(done_runs, "run")
             sweep.say(f"{' '.join(options)}: {runs} already in the journal are not repeated; add --again\n")
-        unstarted = _do(sweep, sweep.items)
-        while unstarted:  # one that is longer than the bound allows, and if it ends before, others by its pace
-            sweep.estimator.begins_longer = True
-            remaining = _do(sweep, unstarted[:1])
-            sweep.estimator.begins_longer = False
-            unstarted = [*remaining, *unstarted[1:]] if remaining else _do(sweep, unstarted[1:])
-            if remaining:
-                break
+        try:
+            unstarted = _do_all(sweep)
+        finally:
+            if request:
+                left = len(sweep.pending(sweep.items))
+                again_since = request.again_since if left else ""
+                last_run.write(sweep.results, dataclasses.replace(request, left=left, again_since=again_since))
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
+
+
+def _do_all(sweep: Sweep) -> list[Item]:
+    """Do all items in order; return those that did not fit before the bound."""
+    unstarted = _do(sweep, sweep.items)
+    while unstarted:  # one that is longer than the bound allows, and if it ends before, others by its pace
+        sweep.estimator.begins_longer = True
+        remaining = _do(sweep, unstarted[:1])
+        sweep.estimator.begins_longer = False
+        unstarted = [*remaining, *unstarted[1:]] if remaining else _do(sweep, unstarted[1:])
+        if remaining:
+            break
+    return unstarted
 
 
 def _do(sweep: Sweep, items: Sequence[Item]) -> list[Item]:
