@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +133,21 @@ def test_this_machine_is_shown_with_the_published_rows_of_the_same_setting() -> 
         assert (shown and " ".join(shown.groups())) == expected, row.printed
 
 
+def test_a_published_row_is_compared_in_its_own_precision() -> None:
+    (study,) = published.load([Path("tools/series/nvidia_mxnet_examples.csv")])[-1:]
+    data = {"name": "synthetic", "size": 224, "crop": 224, "classes": 1000, "fixed": True}
+    records = [
+        on_gpus(rate, batch=256, run={"model": "resnet50_v1", "data": data, "dtype": dtype}, dataset="synthetic")
+        for rate, dtype in ((300, "float32"), (900, "float16"))
+    ]
+    ((lines,),) = tables(blocks_of(results_of(*records, studies=[study]), "studies")).values()
+    on_one = {
+        row.dtype: line for row, line in zip(study.rows, lines) if (row.batch_per_device, row.devices) == (256, 1)
+    }
+    shown = {dtype: line["this machine: samples/s"].partition(" ")[0] for dtype, line in on_one.items()}
+    assert shown == {"float16": "900", "tf32": ""}
+
+
 @pytest.mark.parametrize(("size", "is_shown"), [(224, True), (64, False)])
 def test_a_fixed_batch_stands_beside_a_study_that_read_no_images_if_it_has_their_size(
     size: int, is_shown: bool
@@ -163,4 +179,5 @@ def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
         ("128, 0.05", "2.9 min (2.3 min–3.6 min, n=3)", "1"),
         ("128, 0.1", "5.4 min (3.9 min–7.4 min, n=3)", "1.86 (1.47–2.35)"),
     ]
+    assert {line["devices, kvstore"] for line in lines} == {"1 GPU"}
     assert not blocks_of(results_of(*fast, *others[3:]), "time_to_accuracy")

@@ -135,6 +135,11 @@ def test_a_scaling_series_goes_on_over_several_hosts(tmp_path: Path) -> None:
     page = written(tmp_path, on_hosts, on_gpus(1000, minute=1), on_gpus(3600, 4, minute=2))
     (line,) = [line for line in first_table(page, "Scaling") if "test machine" in line["machine"]]
     assert (line["machine"], line["efficiency"]) == ("test machine", "88% on 8")
+    # What failed on the hosts together has failed here, too.
+    failed = replace(on_hosts, outcome="failed", reason="lost")
+    page = written_after(tmp_path, failed, on_gpus(1000, minute=1), runs=[failed])
+    assert "1 completed, 1 failed" in page
+    assert "failed: lost" in first_table(page, "Your recipes")[0]["accuracy"]
 
 
 def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str, tmp_path: Path) -> None:
@@ -154,6 +159,16 @@ def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str, tmp
     (sentence,) = re.findall(r"^\*\*Recommendation.*", written(tmp_path, on_gpus(1000)), re.MULTILINE)
     assert K80 in sentence
     assert re.findall(pattern, sentence)[2][:2] == ("1,024", "0.4")
+
+
+def test_a_rate_is_advised_with_its_schedule(tmp_path: Path) -> None:
+    at_512 = {"batch_per_device": 512, "global_batch": 512}
+    tried: list[dict[str, Any]] = [{}, {"learning_rate": 0.4}, {"learning_rate": 0.4, "warmup_steps": 10}]
+    records = [trained(1000, last, run={**at_512, **run}) for last, run in zip((0.72, 0.7, 0.78), tried)]
+    page = written(tmp_path, trained(1000, 0.8), *records)
+    cell = scorecard(page)[4]
+    assert ("0.4 with warm-up" in cell, "best of 3 tried" in cell) == (True, True)
+    assert "batch 512 use 0.4 with warm-up" in page
 
 
 def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(tmp_path: Path, page: str) -> None:
@@ -230,9 +245,11 @@ def test_tuned_recipes_are_listed_with_the_split_that_they_were_tuned_on(tmp_pat
     records = [trained(1000, 0.8), trained(1000, 0.9, run={"optimizer": "nesterov"}), trained(1000, 0.95, run=held_out)]
     smoothed = {"label_smoothing": 0.1, "batch_per_device": 64, "global_batch": 64}
     records += [trained(1000, last, run={**smoothed, "learning_rate": lr}) for last, lr in ((0.85, 0.1), (0.84, 0.2))]
-    records += [trained(1000, 0.82, run={**smoothed, "batch_per_device": 32, "global_batch": 32})]
+    warm = {"batch_per_device": 32, "global_batch": 32, "warmup_steps": 10}
+    records += [trained(1000, 0.82, run={**smoothed, **warm})]
     baseline, tuned = tables(written(tmp_path, *records))["Learning rate and global batch"]
     assert next(line for line in baseline if line["global batch"] == "128")["accuracy"] == "0.800"
+    assert tuned[0]["lr"] == "0.05, warm-up 1 epoch"
     shown = [(line["global batch"], line["accuracy"], line["tuned on"]) for line in tuned]
     # At 32 there was no choice.
     assert shown == [("32", "0.820", ""), ("64", "0.850", "test set"), ("128", "0.900", "validation split")]
@@ -325,6 +342,14 @@ def test_before_anything_was_measured_there_is_a_page_with_what_to_do(tmp_path: 
     assert written(tmp_path, studies=[]).count("|") > 0
 
 
+def test_a_model_that_only_diverged_has_the_page_and_no_advice_to_repeat_it(tmp_path: Path) -> None:
+    for model in ("cifar_resnet50_v2", MODEL):
+        lost = replace(trained(1000, 0.8, run={"model": model}), outcome="diverged", reason="nan", evaluations=())
+        page = written(tmp_path, lost)
+        assert markdown.model(model).split()[0] in page.splitlines()[0]
+        assert scorecard(page)[3] == scorecard(page)[5] == "diverged: see Your recipes"
+
+
 def test_the_same_records_give_the_same_bytes(records: list[Record], tmp_path: Path, complete: None) -> None:
     def bytes_of(folder: Path) -> dict[str, bytes]:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
@@ -387,6 +412,10 @@ def test_seeds_that_diverged_are_counted_and_a_rate_without_one_comes_first(tmp_
     assert "0.800 (n=1, 1 diverged)" in scorecard(page)[3]
     page = written(tmp_path, seed(0, 1000, 0.8, run=high), diverged, seed(0, 1000, 0.7))
     assert scorecard(page)[3].startswith("0.700 (n=1)")
+    assert first_table(page, "Accuracy and throughput")[0]["accuracy"] == "0.700 (n=1)"
+    # A repeat of the same seed that came to its end counts in its place.
+    completed = replace(seed(1, 1000, 0.82, run=high), started="2026-11-23T10:00:00+00:00")
+    assert "0.810 (n=2)" in scorecard(written(tmp_path, seed(0, 1000, 0.8, run=high), diverged, completed))[3]
 
 
 def test_rates_that_diverged_are_listed_and_never_advised(tmp_path: Path) -> None:
@@ -399,6 +428,9 @@ def test_rates_that_diverged_are_listed_and_never_advised(tmp_path: Path) -> Non
         tmp_path, trained(1000, 0.8), at(0.2), at(0.4), replace(at(0.8), **end), replace(at(0.4, 2048), **end)
     )
     lines = {line["global batch"]: line for line in first_table(page, "Learning rate")}
+    held_out = {"learning_rate": 0.1, "data": {**AUGMENTED, "validate_on": "held-out"}}
+    tuned = replace(trained(1000, 0.7, run=held_out), **end)
+    assert first_table(written(tmp_path, trained(1000, 0.8), tuned), "Learning rate")[0]["lr tried"] == "0.05"
     assert lines["1,024"]["lr tried"] == "0.2, 0.4, 0.8 (diverged)"
     assert (lines["2,048"]["lr tried"], lines["2,048"]["accuracy"]) == ("0.4 (diverged)", "")
     assert "best of 3 tried" in page
@@ -413,6 +445,23 @@ def test_runs_with_and_without_an_option_of_the_framework_have_labels_of_their_o
     models = [line["model"] for line in first_table(page, "Your recipes")]
     assert len({*models}) == len(models) == 3
     assert scorecard(page)[0].startswith(first_table(page, "Scaling")[0]["samples/s on 1"])
+
+
+@pytest.mark.parametrize("run", [{"cores_per_worker": 4}, {"kvstore": {"name": "dist_sync", "servers": 2}}])
+def test_cores_of_a_gpu_s_worker_and_a_number_of_servers_hide_no_speed(run: dict[str, Any], tmp_path: Path) -> None:
+    bursts = [on_gpus(1000, run={**run, "kvstore": "device"}), on_gpus(1900, 2, 1, run=run)]
+    assert scorecard(written(tmp_path, *bursts))[:3] == [
+        *("1,000 (n=1), 1 GPU", "1,900 (n=1), 2 GPUs", "1.90x (95%, n=1) / — / —"),
+    ]
+
+
+def test_the_speed_of_a_cpu_is_that_of_all_its_cores_and_of_any_batch_the_accuracy(tmp_path: Path) -> None:
+    kind = {"hardware": TEST_CPU, "run": {"kind": "cpu"}}
+    later = {"batch_per_device": 256, "global_batch": 256, "kind": "cpu"}
+    records = [on_gpus(320, **kind), on_gpus(160, minute=9, threads=1, **kind)]
+    page = written(tmp_path, *records, trained(300, 0.8, hardware=TEST_CPU, run=later))
+    assert scorecard(page)[0] == "320 (n=1), CPU, 2 cores"
+    assert [line["accuracy"] for line in first_table(page, "Accuracy and throughput")][:1] == ["0.800 (n=1)"]
 
 
 def test_a_quick_run_hides_no_other(tmp_path: Path) -> None:

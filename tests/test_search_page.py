@@ -16,7 +16,7 @@ from poc.records.record import DIVERGED, FAILED, INTERRUPTED, Record
 from poc.report import PAGES, chart, explorer
 from poc.report.results import Results, Subject
 from poc.report.sections import recipes, search
-from poc.report.sections.learning_rate import best_by_batch
+from poc.report.sections.learning_rate import best_by_batch, blocks
 from tests import simulated
 from tests.builders import build
 from tests.pages import check, number, tables
@@ -119,6 +119,27 @@ def found(records: list[Record]) -> list[dict[str, Any]]:
     results = Results(table=build(*records), machine=records[0].infrastructure)
     (subject,) = results.subjects()
     return search.found(results, subject).to_dict("records")
+
+
+def test_advice_names_the_rule_whose_rate_is_better_than_what_a_search_found(made: list[Record]) -> None:
+    table = build(*made)
+    chosen = table[table.chosen & (table.global_batch == 1024)]
+    ids = {entry.split(":")[2] for texts in chosen.test_runs for entry in texts.split() if ":square-root:" in entry}
+
+    def advice(accuracy: float) -> str:
+        better = [
+            dataclasses.replace(
+                each, evaluations=tuple(dataclasses.replace(one, accuracy=accuracy) for one in each.evaluations)
+            )
+            if each.run.id in ids
+            else each
+            for each in made
+        ]
+        results = Results(table=build(*better), machine=made[0].infrastructure)
+        (text,) = [block for block in blocks(results, results.subjects()[0]) if "**Recommendation" in str(block)]
+        return str(text)
+
+    assert ("square-root rule: 0.990, better" in advice(0.99), "0.010, better" in advice(0.01)) == (True, False)
 
 
 def test_a_search_counts_what_was_trained_without_it_or_for_another_one(made: list[Record]) -> None:

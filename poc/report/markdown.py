@@ -126,6 +126,11 @@ def lr(row: Any) -> str:
     return formatted(row.lr, "g") + (f", {row.schedule}" if row.schedule and pd.notna(row.lr) else "")
 
 
+def lr_in_words(row: Any) -> str:
+    """Return the learning rate for a sentence: "0.4 with warm-up 1 epoch, decay linear"."""
+    return lr(row).replace(", ", " with ", 1)
+
+
 def file_name(name: str) -> str:
     """Return a name of a page or a figure that may have a model of the user's in it."""
     return re.sub(r"[^\w.-]+", "-", name)

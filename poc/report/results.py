@@ -20,6 +20,7 @@ from poc.report.table import BURST, TRAINING
 TARGET = 0.75  # accuracy whose time and cost are shown unless the user sets another
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
+_SERVERS = r", \d+ servers$"  # how many of them add up the gradients changes no sum
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
 _HEADLINE_COLUMNS = ["hardware", "kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
 _HEADLINE_COLUMNS += ["options"]
@@ -124,6 +125,11 @@ class Results:
         same_images = (rows.dataset == subject.dataset) | (subject.dataset == "synthetic")
         return rows[(rows.model == subject.model) & same_images]
 
+    def here(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Keep the measured rows of this machine, alone or as one of several hosts."""
+        names = rows.machine.str.replace(r"^\d+ hosts, each ", "", regex=True)
+        return rows[(rows.origin == MEASURED) & (names == self.machine)]
+
     @property
     def skipped(self) -> dict[str, int]:
         """Number of skipped runs by reason: those of the last `run` command if known, else all on this machine."""
@@ -133,9 +139,11 @@ class Results:
     def subjects(self) -> list[Subject]:
         """Models and data sets of this machine: the main study's model first, then those with most settings.
 
-        Models with only fixed batches are left out, and those with only quick or tuning runs if there are others.
+        Models with only fixed batches are left out, and those with only quick or tuning runs if there are others. If
+        nothing was completed, they are those of the runs that were tried.
         """
-        rows = self.measured[(self.measured.machine == self.machine) & ~self.measured.fixed]
+        completed, tried = (each[(each.machine == self.machine) & ~each.fixed] for each in (self.measured, self.runs))
+        rows = completed if len(completed) else tried[tried.outcome != SKIPPED]
         for left_out in (rows.quick, rows.accuracy_on == "validation split"):
             rows = repeats.some_or_all(rows, ~left_out[rows.index])
         sizes = rows.groupby(["model", "family"], sort=False).size()
@@ -163,7 +171,7 @@ class Results:
         if machine not in (None, self.machine):
             this = self.headline(subject)
         cpu_contexts = (rows.kind == "cpu") & (rows.workers < rows.devices) & ~rows.emulated  # they share their threads
-        rows = rows[rows.kvstore.isin(SYNCHRONOUS) & ~cpu_contexts]
+        rows = rows[is_synchronous(rows) & ~cpu_contexts]
         if subject.is_main or rows.baseline.any():
             rows = rows[rows.baseline]
 
@@ -180,7 +188,7 @@ class Results:
         """Return the whole trainings that diverged, of the model, machine and conditions of headline settings."""
         runs = self.runs[(self.runs.outcome == DIVERGED) & (self.runs.length == TRAINING) & ~self.runs.quick]
         runs = runs[runs.target_accuracy.isna() & (runs.accuracy_on != "validation split")]
-        runs = runs[runs.kvstore.isin(SYNCHRONOUS) & (runs.straggler == 0) & ~runs.fixed]
+        runs = runs[is_synchronous(runs) & (runs.straggler == 0) & ~runs.fixed]
         return runs.merge(rows[["machine", "model", *_HEADLINE_COLUMNS]].drop_duplicates())
 
     def recipe(self, subject: Subject) -> str:
@@ -227,6 +235,11 @@ def same_length(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.epochs.isin([MAIN_EPOCHS] if (rows.epochs == MAIN_EPOCHS).any() else rows.epochs.mode()[:1])]
 
 
+def is_synchronous(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Mark the rows whose kvstore is one of SYNCHRONOUS."""
+    return rows.kvstore.str.replace(_SERVERS, "", regex=True).isin(SYNCHRONOUS)
+
+
 def preferred(rows: pd.DataFrame, length: str = BURST) -> Any | None:
     """Return one setting for its speed, or None: not quick, of the given length class, clean, with most repeats."""
     timed = repeats.with_speed(rows)
@@ -234,5 +247,6 @@ def preferred(rows: pd.DataFrame, length: str = BURST) -> Any | None:
         return None
     kvstores = [SYNCHRONOUS.index(name) if name in SYNCHRONOUS else len(SYNCHRONOUS) for name in timed.kvstore]
     age = -timed.started.rank()  # the latest of equals
-    ranks = zip(timed.quick, timed.length != length, timed.noisy, kvstores, -timed.n, timed.lr.fillna(math.inf), age)
+    quality = timed.quick, timed.length != length, timed.noisy, timed.fewer_threads > 0
+    ranks = zip(*quality, kvstores, -timed.n, timed.lr.fillna(math.inf), age)
     return timed.iloc[min(enumerate(ranks), key=lambda entry: entry[1])[0]]

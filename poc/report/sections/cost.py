@@ -8,7 +8,7 @@ import pandas as pd
 from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.markdown import Block, section
-from poc.report.results import SYNCHRONOUS, Results, Subject, trainings
+from poc.report.results import Results, Subject, is_synchronous, trainings
 
 
 def best(rows: pd.DataFrame, column: str) -> Any | None:
@@ -20,7 +20,7 @@ def best(rows: pd.DataFrame, column: str) -> Any | None:
 
 def _candidates(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep whole trainings on real devices that synchronise after each step."""
-    return trainings(rows[~rows.emulated & rows.kvstore.isin(SYNCHRONOUS)])
+    return trainings(rows[~rows.emulated & is_synchronous(rows)])
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
@@ -38,8 +38,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     about = (
         f"To a test accuracy of {results.target:g}, at the end of an epoch: training time without evaluations, median "
         "over seeds, of the fastest setting on each number of devices (published: of the fastest one). Instance $/h: "
-        f"on-demand price of the whole instance.{bound} Settings with a seed that did not reach the accuracy are left "
-        "out."
+        f"price of the whole instance, on-demand unless given.{bound} Settings with a seed that did not reach the "
+        "accuracy are left out."
     )
     groups = _candidates(results.of(subject)).groupby("devices")
     remarks = [
@@ -115,7 +115,7 @@ def time_to_accuracy(results: Results) -> list[Block]:
         pd.DataFrame(rows),
         *(("accuracy", lambda row: f"{row.target:g}"), "machine", "model, framework"),
         ("global batch, lr", _batch_and_lr),
-        *("training recipe", "epochs", ("time (min–max, n)", "times"), ("ratio to the fastest", "ratio")),
+        *("training recipe", "devices, kvstore", ("time (min–max, n)", "times"), ("ratio to the fastest", "ratio")),
     )
 
 
@@ -128,7 +128,7 @@ def _compared(target: float, settings: pd.DataFrame, seeds: dict[str, pd.DataFra
         seconds, ratio = reached[key].seconds_to_target, repeats.time_ratio(reached[key], reached[order[0]])
         low, median, high = map(markdown.duration, (seconds.min(), seconds.median(), seconds.max()))
         row = {**settings[settings.setting == key].iloc[0], "target": target}
-        row["times"] = f"{median} ({low}–{high}, n={len(seconds)})"
+        row["times"] = f"{median} ({low}–{high}, n={len(seconds)}{', noisy' if row['noisy'] else ''})"
         row["ratio"] = "1" if key == order[0] else "{:.2f} ({:.2f}–{:.2f})".format(*ratio) if ratio else ""
         rows += [row] if row["ratio"] else []
     return rows if len(rows) > 1 else []

@@ -11,7 +11,7 @@ from poc.records import timing
 from poc.records.record import BUSY_SHARE, COMPLETED, LAUNCH_BOUND_SHARE, SKIPPED, is_launch_bound
 from poc.report import markdown, repeats
 from poc.report.markdown import RATE, Block, listing, section
-from poc.report.results import SYNCHRONOUS, Results, preferred, trainings
+from poc.report.results import Results, is_synchronous, preferred, trainings
 from poc.report.sections import scaling, search
 from poc.report.table import FLOPS_RULE, TRAINING
 
@@ -195,7 +195,7 @@ def models(results: Results) -> list[Block]:
 def studies(results: Results) -> list[Block]:
     """Return the rows of each published study, with this machine's speed of the same setting."""
     timed = results.timed
-    timed = timed[(timed.machine == results.machine) & (timed.dtype == "float32") & timed.kvstore.isin(SYNCHRONOUS)]
+    timed = timed[(timed.machine == results.machine) & is_synchronous(timed)]
     timed = timed[(timed.straggler == 0) & ((timed.devices > 1) | timed.cores_per_worker.isna())]
     timed = timed[timed.family.isin([*markdown.STUDIED, "synthetic"])]
     timed = timed[timed.global_batch == timed.batch_per_device * timed.devices]  # without accumulation
@@ -227,12 +227,13 @@ def _batch(row: Any) -> str:
 
 
 def _own_rate(rows: pd.DataFrame, row: Any) -> str:
-    """Return the samples/s in `rows` with a published row's model, images, batch per device and number of devices.
+    """Return the samples/s in `rows` with a published row's model, images, precision, batch per device and devices.
 
-    GPUs are preferred for those of the study, then its framework. A fixed batch counts where the study did not read
-    images either.
+    An unknown precision is float32. GPUs are preferred for those of the study, then its framework. A fixed batch counts
+    where the study did not read images either.
     """
     rows = rows[(rows.model == row.model) & (rows.batch_per_device == row.batch_per_device)]
+    rows = rows[rows["dtype"] == (row.dtype or "float32")]
     network = NETWORKS.get(row.model)
     shape = row.input_shape or (network and f"3x{network.input_size}x{network.input_size}")
     rows = rows[rows.input_shape == shape] if shape else rows

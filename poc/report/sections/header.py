@@ -24,7 +24,8 @@ def lines(results: Results) -> str:
     driver = last.driver and f"driver {_listed(rows.driver)}"
     hardware = ", ".join(filter(None, [gpus, last.cpu, f"{last.cores:.0f} cores", driver]))
     name = f"{results.machine}: " if results.machine != last.hardware else ""
-    ran = rows[rows.outcome != SKIPPED]
+    ran = results.here(table)
+    ran = ran[ran.outcome != SKIPPED]
     outcomes = ran.outcome.where(ran.outcome.isin([COMPLETED, DIVERGED]), FAILED)
     outcomes = outcomes.where(ran.reason != INTERRUPTED, INTERRUPTED)
     counts = {outcome: (outcomes == outcome).sum() for outcome in (COMPLETED, DIVERGED, FAILED, INTERRUPTED)}
@@ -33,6 +34,8 @@ def lines(results: Results) -> str:
     listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome in always]
     if paused := ((ran.length == PAUSED) & (ran.outcome == COMPLETED)).sum():
         listed[0] += f" ({paused} of them stages of searches)"
+    if results.last_run and results.last_run.left:
+        listed.append(f"{results.last_run.left} of the last command not done")
     days = sorted(ran.started.str[:10])
     dates = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
     software = (
@@ -51,7 +54,7 @@ def _listed(values: pd.Series[str]) -> str:
 
 def notes(results: Results, subject: Subject) -> str:
     """Return what a reader has to know to trust the numbers of the page whose scorecard is that of `subject`."""
-    rows = results.measured[results.measured.machine == results.machine]
+    rows = results.here(results.measured)
     applies = {
         "Samples/s: median over n repeats, each in fresh processes, with their range. A burst is a run that is cut "
         "short, after some seconds or a minute, to measure samples/s; it is never pooled with whole trainings.": True,
@@ -64,6 +67,9 @@ def notes(results: Results, subject: Subject) -> str:
         ),
         "Emulated devices: one device computed the micro-batches of all of them. The accuracy is that of real devices; "
         "their speed is in no table.": rows.emulated.any(),
+        "Some GPUs lowered their clocks because of heat or power, and were slower: `poc show ID` names them.": (
+            rows.note.str.contains("clocks reduced").any()
+        ),
         '"noisy": other processes took more than 5% of the cores during every repeat.': rows.noisy.any(),
         '"quick": a run of a few steps for a first look; run the recipe without `--quick` for a result.': (
             rows.quick.any()

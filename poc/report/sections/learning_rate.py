@@ -26,8 +26,8 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
     frequent number; those that ended at a target accuracy do not. A rate with which no seed diverged comes before
     others. A learning rate that was tried in several settings counts by the chosen one, else by the one with the
     `reference` batch per device, else by the one with most seeds. `change` is the change of the accuracy from that
-    global batch, `tried` how many learning rates were compared, from `lowest` to `highest`, with those of `diverged`
-    trainings (`Results.diverged`); `highest` is infinite if one diverged with some seed.
+    global batch, `tried` how many rates and schedules were compared, from `lowest` to `highest`, with those of
+    `diverged` trainings (`Results.diverged`); `highest` is infinite if one diverged with some seed.
     """
     rows = same_length(rows[rows.target_accuracy.isna()])
     rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
@@ -43,8 +43,9 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
     tried_rows = pd.concat(
         [rows.assign(highest=rows.lr.mask(rows.diverged > 0, math.inf)), diverged.assign(highest=math.inf)]
     )
+    distinct = tried_rows.drop_duplicates(["global_batch", "lr", "schedule"]).groupby("global_batch").size()
+    best["tried"] = best.candidates.fillna(distinct).astype(int)
     tried_rows = tried_rows.groupby("global_batch")
-    best["tried"] = best.candidates.fillna(tried_rows.lr.nunique()).astype(int)
     best["lowest"], best["highest"] = tried_rows.lr.min(), tried_rows.highest.max()
     change = best.accuracy - best.accuracy.get(reference, math.nan)
     return best.assign(change=change.where(best.index != reference))
@@ -128,12 +129,11 @@ def _recommendation(
     # Of several searches at a batch the one with most seeds, then the best one on the validation split.
     for row in markdown.records(searched.sort_values(["n", "accuracy"]) if len(searched) else searched):
         schedule = getattr(row, "with") or row.schedule
-        rule = f"; linear rule: {row.linear:.3f}" if pd.notna(row.linear) else ""
-        rule += f" at {row.linear_low:.3g}" if rule and row.linear_low == row.linear_high else ""
-        rule += "; each seed has its own rates" if row.lr_low < row.lr_high or row.linear_low < row.linear_high else ""
-        accuracy = f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end
+        remarks = [f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end]
+        remarks += [*_of_rule(row, "linear"), *_of_rule(row, "square_root")]
+        remarks += ["medians over seeds, each with its own rate"] if row.lr_low < row.lr_high else []
         text = f"{row.lr:.3g} with {schedule}" if schedule else f"{row.lr:.3g}"
-        texts[row.global_batch] = f"{text} (found by a search: {accuracy}{rule})"
+        texts[row.global_batch] = f"{text} (found by a search: {'; '.join(remarks)})"
     if texts:
         return f"**Recommendation:** {_sentence(texts)}."
     for name, best in published.items():
@@ -143,6 +143,13 @@ def _recommendation(
             text = _sentence(texts) + (command if subject.is_main else "")
             return f"**Recommendation, as published for {name}:** {text}."
     return ""
+
+
+def _of_rule(row: Any, rule: str) -> list[str]:
+    """Return a remark on the accuracy with the rate of a rule, which a search did not choose; none if it is unknown."""
+    accuracy, change, low, high = (getattr(row, rule + suffix) for suffix in ("", "_change", "_low", "_high"))
+    text = f"{rule.replace('_', '-')} rule: {accuracy:.3f}" + (f" at {low:.3g}" if low == high else "")
+    return [text + (", better" if change > 0 else "")] if pd.notna(accuracy) else []
 
 
 def _best_rates(best: pd.DataFrame, reference: int) -> dict[float, str]:
@@ -155,7 +162,7 @@ def _best_rates(best: pd.DataFrame, reference: int) -> dict[float, str]:
             remarks.append(f"n={row.seeds:.0f}")
             remarks += ["the lowest: try a lower one"] if row.lr == row.lowest else []
             remarks += ["the highest: try a higher one"] if row.lr == row.highest else []
-        texts[batch] = f"{row.lr:g} ({', '.join(remarks)})"
+        texts[batch] = f"{markdown.lr_in_words(row)} ({', '.join(remarks)})"
     return texts
 
 
@@ -183,9 +190,9 @@ def _tuned(results: Results, subject: Subject) -> str:
 
     lines = markdown.lines(
         best.sort_values("global_batch").head(_MAX_TUNED),
-        *(("tuned recipe", "training_recipe"), "global batch", ("lr", lambda row: f"{row.lr:g}")),
+        *(("tuned recipe", "training_recipe"), "global batch", "lr"),
         *("epochs", ("accuracy", lambda row: f"{row.accuracy:.3f}"), ("n", "seeds")),
-        ("best of", lambda row: markdown.count(tried[row.global_batch])),
+        ("best of", lambda row: markdown.count(row.candidates if row.chosen else tried[row.global_batch])),
         ("tuned on", tuned_on),
     )
     about = "Tuned recipes: the most accurate at each global batch, or the one that a search chose.\n\n"

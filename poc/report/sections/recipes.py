@@ -42,7 +42,7 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     last run candidates of searches are left out, which have a table of their own.
     """
     table = results.table
-    rows = table[(table.origin == MEASURED) & (table.machine == (machine or results.machine))]
+    rows = table[(table.origin == MEASURED) & (table.machine == machine)] if machine else results.here(table)
     if machine is None and results.last_run and results.last_run.runs:
         rows = rows[rows.run_id.isin({*results.last_run.runs, *_tested_by(rows, results.last_run.runs)})]
     if machine is None:

@@ -41,8 +41,6 @@ def series(results: Results, rows: pd.DataFrame, *, without_speedup: bool = Fals
 def _series(results: Results, rows: pd.DataFrame) -> pd.DataFrame:
     multiple = rows[(rows.devices > 1) & ((rows.origin == MEASURED) | (rows.scaling == WEAK))]
     single = rows[rows.devices == 1]
-    if len(multiple) and multiple.cores_per_worker.notna().any():
-        single = single[single.cores_per_worker == multiple.cores_per_worker.min()]
     base = preferred(single)
     chosen = [] if base is None else [{**base, "speedup": 1.0, "pairs": base.n}]
     for _, group in multiple.groupby("devices"):

@@ -5,11 +5,13 @@ from typing import Any, Callable
 
 import pandas as pd
 
+from poc.records.record import DIVERGED, OUT_OF_MEMORY
 from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.markdown import Block, section
 from poc.report.results import Results, Subject, preferred, same_length
 from poc.report.sections import cost, learning_rate, scaling
+from poc.report.table import TRAINING
 
 
 def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
@@ -28,7 +30,7 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
         "all cores as one device, and in the next two a device is a worker with its own cores); "
         f"efficiency: speed-up / devices. Accuracy: test set, {end}, "
         f"{results.recipe(subject)}. Time: training with this recipe until the accuracy is first {results.target:g} at "
-        f"the end of an epoch{bound}. Cost: price of the whole instance."
+        f"the end of an epoch{bound} (`poc report --target ACCURACY` sets another). Cost: price of the whole instance."
     )
     return section(f"Scorecard: {subject.label}", markdown.table(card), caption)
 
@@ -60,7 +62,10 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     def run(recipe: str) -> str:
         return f"run `./run_all.sh {recipe}`" if subject.is_main else "not measured"
 
-    reached = cost.missed(results, rows) or run("cifar10_resnet50")
+    runs = results.runs[(results.runs.machine == results.machine) & (results.runs.model == subject.model)]
+    ended = runs.outcome[(runs.length == TRAINING) & runs.outcome.isin([DIVERGED, OUT_OF_MEMORY])].unique()
+    trained = f"{' or '.join(ended)}: see Your recipes" if len(ended) else run("cifar10_resnet50")
+    reached = cost.missed(results, rows) or trained
     own = results.measured[results.measured.machine == results.machine]
     equal_cards = re.fullmatch(r"(\d+)x [^+]*", own.hardware.iloc[0]) if len(own) else None
     if equal_cards and equal_cards[1] == "1":
@@ -73,7 +78,7 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
         return [run("throughput"), *scaled, *["needs the images: `--data DIR`"] * 4]
     is_cpu = len(own) > 0 and (own.kind == "cpu").all()
     tuning = run("learning_rate --set kind=cpu" if is_cpu else "learning_rate")
-    return [run("throughput"), *scaled, run("cifar10_resnet50"), tuning, reached, reached]
+    return [run("throughput"), *scaled, trained, tuning, reached, reached]
 
 
 def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
@@ -88,7 +93,9 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
     best = learning_rate.best_by_batch(rows, results.diverged(rows), batch)
     ends = best[(best.index == batch) | (best.index == best.index.max())]
     largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
-    tuned = [f"{row.lr:g} at {row.global_batch:,.0f}, {_tried(row)}" for row in markdown.records(largest)]
+    tuned = [
+        f"{markdown.lr_in_words(row)} at {row.global_batch:,.0f}, {_tried(row)}" for row in markdown.records(largest)
+    ]
     return [
         _rate(preferred(single)),
         _rate(preferred(multiple)),

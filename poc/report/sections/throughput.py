@@ -38,8 +38,9 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         is_cifar = subject.dataset.startswith("cifar")
         recipe += f": {MAIN_RECIPE if is_cifar else 'SGD with momentum 0.9, default augmentation'}"
     about = (
-        f"{recipe[0].upper()}{recipe[1:]}. The learning rate is the one with the highest accuracy, if that is known. "
-        "Samples/s are of whole trainings where there are any, else of bursts; there n counts the repeats that are not "
+        f"{recipe[0].upper()}{recipe[1:]}. The learning rate is the one that a search chose, else the most accurate "
+        "one with which no seed diverged, if that is known. Samples/s are of whole "
+        "trainings where there are any, else of bursts; there n counts the repeats that are not "
         f"noisy; n of an accuracy counts its seeds. Accuracy after {MAIN_EPOCHS} epochs unless a cell says otherwise. "
         "$ per run: price of the whole instance for the wall time, with start and evaluations (published: "
         "for the epochs alone)."
@@ -55,9 +56,10 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
         group = rows[rows.devices == devices]
         group = repeats.some_or_all(group, group.cores_per_worker.isna())
         group = repeats.some_or_all(group, ~group.quick)
-        group = repeats.some_or_all(group, group.batch_per_device == MAIN_BATCH)
         trained = same_length(group[group.target_accuracy.isna()])
-        best = trained.sort_values(["accuracy", "started"], ascending=False, kind="stable")
+        trained, group = (repeats.some_or_all(rows, rows.batch_per_device == MAIN_BATCH) for rows in (trained, group))
+        trained = trained.assign(all_ended=trained.diverged == 0)
+        best = trained.sort_values(["chosen", "all_ended", "accuracy", "started"], ascending=False, kind="stable")
         best = best.drop_duplicates("schedule").head(_MAX_SCHEDULES)
         timed = preferred(group, TRAINING)
         # Not the series itself, whose `dtype` is another one.
