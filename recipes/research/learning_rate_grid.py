@@ -22,10 +22,7 @@ recipe = Recipe(
     seeds=5,
     cases=[
         *(dict(model=model, lr=search, data=CIFAR10(crop=size)) for model, size in sizes.items()),
-        *(
-            dict(model=model, lr=grid, data=CIFAR10(crop=size, validate_on="held-out"))
-            for model, size in sizes.items()
-        ),
+        *(dict(model=model, lr=grid, data=CIFAR10(crop=size, validate_on="held-out")) for model, size in sizes.items()),
     ],
     quick=dict(cases=[dict(lr=grid[:2])], seeds=1, steps=8, window=2, evaluate=False),
 )
