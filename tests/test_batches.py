@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from poc import data
 from poc.config import CIFAR10, Synthetic, synthetic
 from poc.data.batches import order
+from poc.host import hardware
 from poc.values import UserError
 from tests.launch import python
 
@@ -132,7 +132,7 @@ def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeyp
             made.append(indices)
             return super().augment(indices, *args, **kwargs)
 
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(hardware, "usable_cores", lambda: cores)
     monkeypatch.setattr("poc.data.batches._BYTES_PER_JOB", 0)  # else small batches are made together
     before = threading.active_count()
     shown: list[Any] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from poc.config import Arrays, Synthetic
 from poc.config.datasets import Cifar, DataId, held_out_images
 from poc.data.randomness import CROP_X, CROP_Y, CUT_X, CUT_Y, HUE, LIGHTNESS, MIRROR, SATURATION, uniform
+from poc.host import hardware
 
 cv2.setNumThreads(1)  # batches are made in threads of our own
 
@@ -135,8 +135,8 @@ class Images(Split):
 
 
 def usable_threads() -> int:
-    """Return the number of data-loading threads: one per core, up to `MOST_THREADS`."""
-    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    """Return the number of data-loading threads: one per usable core, up to `MOST_THREADS`."""
+    return min(MOST_THREADS, hardware.usable_cores())
 
 
 def checksum(dataset: Dataset) -> str:

@@ -20,6 +20,7 @@ from poc.config import ImageNet
 from poc.data import recordio
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Indices, Labels, Pixels, Split
 from poc.data.randomness import AREA, CROP_X, CROP_Y, MIRROR, RATIO, uniform
+from poc.host import hardware
 from poc.values import UserError
 
 IMAGENET = ("imagenet_train.rec", "imagenet_val.rec")
@@ -136,7 +137,7 @@ class Photos(Split):
         self.files = files
         self._indices = np.arange(len(files.labels)) if indices is None else indices
         self.labels = files.labels[self._indices]
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode")  # one photo takes a core some ms
+        self._pool = ThreadPoolExecutor(hardware.usable_cores(), "decode")  # one photo takes a core some ms
 
     def part(self, indices: Indices) -> Photos:
         return Photos(self.files, self._indices[indices])
