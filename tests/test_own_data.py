@@ -14,6 +14,7 @@ from poc.config.datasets import with_validation_split
 from poc.config.run import Run
 from poc.data import photos
 from poc.data.cifar import RELEASES
+from poc.host import hardware
 from poc.plan import plan
 from poc.records.record import COMPLETED
 from poc.report.results import Results, Subject
@@ -147,6 +148,21 @@ def test_workers_together_train_and_validate_on_what_one_would(kind: Callable[[P
     (all_at_once,) = data.validation_batches(dataset, spec, batch=12)
     shown = [batch.images for share in parts for batch in share]
     np.testing.assert_array_equal(np.concatenate(shown), all_at_once.images)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize(("cores", "decoded"), [(1, 4), (2, 4), (9, 8)])
+def test_photos_are_decoded_together_only_as_far_as_cores_would_be_idle(
+    kind: Callable[[Path], Any], cores: int, decoded: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "usable_cores", lambda: cores)
+    spec = data.count(kind(tmp_path), tmp_path)
+    dataset = load(spec, tmp_path)
+    assert dataset.train._pool._max_workers == cores
+    read, seen = dataset.train.files.read, []
+    monkeypatch.setattr(dataset.train.files, "read", lambda index: seen.append(index) or read(index))
+    next(data.training_batches(dataset, spec, global_batch=4, seed=5, steps=12))
+    assert len(seen) == decoded
 
 
 def test_a_folder_has_the_images_of_its_files_by_sorted_names(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from poc.config import Data, Synthetic
 from poc.config.rates import steps_per_epoch
 from poc.data.images import Crops, Dataset, Images, Indices, Labels, Pixels, usable_threads
 from poc.data.randomness import ORDER, bits
+from poc.host import hardware
 
 T = TypeVar("T")
 # Small batches are made several at a time: threads with little to do often wait for the interpreter's lock.
@@ -76,7 +77,10 @@ def training_batches(
         yield from itertools.repeat(Batch(*dataset.train.center_crop(np.arange(share) % samples, spec)), steps)
         return
     in_epoch, end = steps_per_epoch(samples, global_batch), first_step + steps
-    batches_per_job = max(1, _BYTES_PER_JOB // (share * 3 * spec.crop**2))
+    # Photos are decoded in threads that all work at one job: a larger one would hold up the first of its batches.
+    in_memory = isinstance(dataset.train, Images)
+    samples_per_job = _BYTES_PER_JOB // (3 * spec.crop**2) if in_memory else hardware.usable_cores()
+    batches_per_job = max(1, samples_per_job // share)
 
     def jobs() -> Iterator[tuple[Indices, int]]:
         step = first_step
@@ -94,7 +98,7 @@ def training_batches(
 
     threads = usable_threads()
     # Images in files are decoded in threads anyway, and choosing crops takes less time than starting a thread.
-    if not threaded or threads == 1 or spec.on_device or not isinstance(dataset.train, Images):
+    if not threaded or threads == 1 or spec.on_device or not in_memory:
         stream: Iterator[Batch] = itertools.starmap(make, jobs())
     else:
         stream = _in_threads(make, jobs(), threads)
