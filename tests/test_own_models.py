@@ -182,6 +182,28 @@ def test_the_hash_covers_the_package_of_an_installed_module(tmp_path: Path, monk
     assert (hashes[0] == hashes[1], hashes[1] == hashes[2]) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("model", "changed", "is_covered"),
+    [
+        ("nets.one:net", "nets/__init__.py", True),
+        ("nets.deep.two:net", "nets/__init__.py", True),
+        ("small:net", "site/small.py", True),
+        ("small:net", "site/torch.py", False),
+    ],
+)
+def test_the_hash_covers_the_packages_of_a_module_but_not_what_is_installed_beside_it(
+    model: str, changed: str, is_covered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"nets/__init__.py": "WIDTH = 32", "nets/one.py": "from . import WIDTH", "nets/deep/__init__.py": ""}
+    for name, code in {**files, "nets/deep/two.py": "", "site/small.py": "import torch", "site/torch.py": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    before = own_models.source_hash(model, tmp_path)
+    (tmp_path / changed).write_text("# changed")
+    assert (own_models.source_hash(model, tmp_path) != before) == is_covered
+
+
 def test_a_module_is_one_of_the_folder_or_an_installed_one(tmp_path: Path) -> None:
     (tmp_path / "nets" / "small").mkdir(parents=True)
     for file in ("nets/one.py", "nets/small/__init__.py"):

@@ -74,7 +74,7 @@ def source(model: str, folder: Path) -> Path | None:
 def source_hash(model: str, folder: Path) -> str:
     """Return a hash of the file with a model's function, and of those that it imports; "" for a zoo's.
 
-    These are the files and packages beside it and in `folder`, and what they import of such.
+    These are modules of its own package and modules in `folder`, and what they import of such.
     """
     first = source(model, folder)
     files = [first] if first else []
@@ -85,12 +85,16 @@ def source_hash(model: str, folder: Path) -> str:
 
 
 def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    """Yield where the modules that a file imports may be, beside it and in `folder`; nothing if it is no Python."""
+    """Yield where the modules that a file imports may be, in its package and in `folder`, and its packages' own files.
+
+    Of a file that is no Python only the latter.
+    """
+    root = next(parent for parent in file.parents if not (parent / "__init__.py").is_file())
+    yield from (parent / "__init__.py" for parent in file.parents if root in parent.parents)
     try:
         nodes = [*ast.walk(ast.parse(file.read_bytes()))]
     except (SyntaxError, ValueError):
         return
-    root = next(parent for parent in file.parents if not (parent / "__init__.py").is_file())
     for node in nodes:
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
@@ -101,7 +105,7 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
                 continue
             # Of where packages are installed only its own one is the model's.
             package_homes = [root] if parts[0] == file.relative_to(root).parts[0] else []
-            for base in [*file.parents][level - 1 : level] if level else [file.parent, folder, *package_homes]:
+            for base in [*file.parents][level - 1 : level] if level else [folder, *package_homes]:
                 for last in range(1, len(parts) + 1):
                     module = base.joinpath(*parts[:last])
                     yield from (module.with_name(f"{module.name}.py"), module / "__init__.py")
