@@ -64,12 +64,14 @@ def _importable(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path[:] = path
         for name in sorted(sys.modules.keys() - before, reverse=True):  # a package after its modules
             top = name.split(".")[0]
-            file = Path(getattr(sys.modules.get(top), "__file__", None) or "/").resolve()
-            if top not in before and file in (folder / f"{top}.py", folder / top / "__init__.py"):
+            module = sys.modules.get(top)
+            # A package without __init__.py has no file, and only a path, which follows sys.path.
+            places = [getattr(module, "__file__", None) or "/", *getattr(module, "__path__", ())]
+            if top not in before and {folder / f"{top}.py", folder / top} & {Path(each).resolve() for each in places}:
                 del sys.modules[name]
+        sys.path[:] = path
 
 
 def last_line(error: BaseException, folder: Path) -> str:
