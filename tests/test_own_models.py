@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import json
+import os
+import py_compile
 import re
 import sys
 from pathlib import Path
@@ -289,6 +291,26 @@ def test_a_changed_file_is_another_run_and_does_not_train_as_the_old_one(framewo
     assert own(framework, folder).run.id != before.id
     with pytest.raises(UserError, match="has changed"):
         frameworks.open_session(before)
+
+
+@pytest.mark.parametrize("model", ["net.py:net", "stale.net:net"])
+def test_a_model_is_the_hashed_code_and_not_bytecode_of_files_of_the_same_size_and_time(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from stale.part import DEPTH\nfrom stale_part import WIDTH\ndef net(classes): return WIDTH, DEPTH, "
+    (tmp_path / "stale").mkdir()
+    for number in "12":
+        for name in ("net", "stale/net", "stale/part", "stale_part"):
+            text = code if name.endswith("net") else "WIDTH = DEPTH = "
+            (tmp_path / f"{name}.py").write_text(text + number)
+            os.utime(tmp_path / f"{name}.py", (1, 1))
+            if number == "1":
+                py_compile.compile(str(tmp_path / f"{name}.py"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in [name for name in sys.modules if name.startswith("stale")]:
+        monkeypatch.delitem(sys.modules, name)
+    run = own_run(model=model, model_folder=str(tmp_path), model_hash=own_models.source_hash(model, tmp_path))
+    assert own_models.make(run, {}, tuple, "a tuple") == (2, 2, 2)
 
 
 USUAL = """\

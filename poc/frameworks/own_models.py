@@ -16,7 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +72,13 @@ def source(model: str, folder: Path) -> Path | None:
 
 
 def source_hash(model: str, folder: Path) -> str:
-    """Return a hash of the file with a model's function, and of those that it imports; "" for a zoo's.
+    """Return a hash of the file with a model's function, and of those that it imports; "" for a zoo's."""
+    digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in _sources(model, folder))
+    return hashlib.sha256(digests.encode()).hexdigest()[:16] if digests else ""
+
+
+def _sources(model: str, folder: Path) -> list[Path]:
+    """Return the file with a model's function, and those that it imports; none for a zoo's.
 
     These are modules of its own package and modules in `folder`, and what they import of such.
     """
@@ -80,8 +86,7 @@ def source_hash(model: str, folder: Path) -> str:
     files = [first] if first else []
     for file in files:  # which grows
         files += sorted(path for path in {*_imported(file, folder)}.difference(files) if path.is_file())
-    digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
-    return hashlib.sha256(digests.encode()).hexdigest()[:16] if digests else ""
+    return files
 
 
 def _imported(file: Path, folder: Path) -> Iterator[Path]:
@@ -128,6 +133,9 @@ def make(run: Run, zoos: Mapping[str, Callable[[str, Run], Any]], kind: type[Any
     if source_hash(run.model, folder) != run.model_hash:
         raise UserError(f"model: {run.model} has changed since the plan was made; start again")
     sys.path.append(str(folder))  # for good: the model may import something when it trains
+    loaders = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES)
+    for place in {str(file.parent) for file in _sources(run.model, folder)}:
+        sys.path_importer_cache[place] = FileFinder(place, *loaders)
     try:
         module = _load(where, folder)
     except Exception as error:
@@ -143,12 +151,20 @@ def make(run: Run, zoos: Mapping[str, Callable[[str, Run], Any]], kind: type[Any
     return net
 
 
+class _SourceLoader(SourceFileLoader):
+    """Compiles what was hashed: bytecode of other code passes as current if its file had the same size and time."""
+
+    def path_stats(self, path: str) -> Any:
+        """Raise OSError, after which Python neither reads nor writes bytecode."""
+        raise OSError(path)
+
+
 def _load(where: str, folder: Path) -> Any:
     """Import the module or file with a model's function."""
     if not where.endswith(".py"):
         return importlib.import_module(where)
     # Not under the file's own name, which may be an installed package's.
-    loader = SourceFileLoader("poc_own_model", str(folder / where))
+    loader = _SourceLoader("poc_own_model", str(folder / where))
     module = sys.modules[loader.name] = ModuleType(loader.name)
     module.__file__ = loader.path
     loader.exec_module(module)
