@@ -435,6 +435,20 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(code: str, words: tuple
         plans("mine.py:net", tmp_path)
 
 
+@pytest.mark.parametrize("model", ["nets/one.py:net", "nets.one:net"])
+def test_an_error_during_training_names_a_line_beside_the_model_s_file(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "nets" / "one.py"
+    file.parent.mkdir()
+    file.write_text("def net(classes):\n    return 1 / 0\n")
+    run = own_run(model=model, model_folder=str(tmp_path), model_hash=own_models.source_hash(model, tmp_path))
+    with pytest.raises(ZeroDivisionError) as caught:
+        own_models.make(run, {}, object, "an object")
+    assert own_models.last_line(caught.value, run) == " (one.py, line 2)"
+    assert own_models.last_line(caught.value, run_of()) == ""
+    file.unlink()
+    assert own_models.last_line(caught.value, run) == ""
+
+
 @needs_torch
 @pytest.mark.slow
 def test_batch_norms_that_emulated_devices_train_differently_are_refused(folder: Path) -> None:
@@ -447,10 +461,13 @@ def test_batch_norms_that_emulated_devices_train_differently_are_refused(folder:
 
 @pytest.mark.usefixtures("own_processes")
 @pytest.mark.slow
-def test_a_model_that_ends_its_process_is_a_mistake_too(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import os\n\n\ndef net(classes):\n    os._exit(3)\n")
-    with pytest.raises(UserError, match=r"^model: .*exit code 3"):
-        plans("mine.py:net", tmp_path)
+@pytest.mark.parametrize(
+    ("end", "words"), [("os._exit(3)", "exit code 3"), ("sys.exit()", r"SystemExit.*\(mine.py, line 5\)")]
+)
+def test_a_model_that_ends_its_process_is_a_mistake_too(end: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"import os, sys\n\n\ndef net(classes):\n    {end}\n")
+    with pytest.raises(UserError, match=f"^model: .*{words}"):
+        plans("mine.py:net", tmp_path, framework="mxnet")
 
 
 @both

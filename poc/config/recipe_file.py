@@ -44,7 +44,7 @@ def load(
     except UserError as error:
         raise UserError(f"{path.name}: {error}{last_line(error, folder)}") from None
     except (Exception, SystemExit) as error:  # a recipe is the user's own Python: they can read what it raises
-        place = "" if isinstance(error, SyntaxError) else last_line(error, folder)  # a syntax error names its line
+        place = last_line(error, folder)
         unknown = getattr(error, "name", "") if isinstance(error, NameError) else ""
         close = difflib.get_close_matches(unknown, config.__all__, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -75,8 +75,12 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def last_line(error: BaseException, folder: Path) -> str:
-    """Return the last line of a file in `folder` that `error` passed through, in brackets; empty if there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    """Return the last line of a file in `folder` that `error` passed through, in brackets; empty if there is none.
+
+    Empty for a syntax error, too, whose message names its line.
+    """
+    frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
         file = Path(frame.filename)
         if file.resolve().parent == folder:
             return f" ({file.name}, line {frame.lineno})"

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from poc import frameworks
+from poc.config import recipe_file
 from poc.config.networks import ZOOS, Cost
-from poc.config.recipe_file import last_line
 from poc.config.run import Run
 from poc.host import processes
 from poc.host.environment import cache
@@ -228,11 +228,18 @@ def _answer(run: Run) -> Inspected:
         return Inspected(refusal=f"model={run.model}: {error}")
     except UserError as error:
         return Inspected(refusal=f"{run.model}: {error}", is_mistake=True)
-    except Exception as error:  # whatever the user's code raises
-        file = source(run.model, Path(run.model_folder))
-        place = last_line(error, file.parent) if file and not isinstance(error, SyntaxError) else ""
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        place = last_line(error, run)
         name = f"{type(error).__name__}: "
         return Inspected(refusal=f"{run.model}: {name}{one_line(error).removeprefix(name)}{place}", is_mistake=True)
+
+
+def last_line(error: BaseException, run: Run) -> str:
+    """Return the last line that `error` passed through beside the file of the user's model, in brackets; or ""."""
+    with contextlib.suppress(UserError):  # the file is gone
+        if run.model_folder and (file := source(run.model, Path(run.model_folder))):
+            return recipe_file.last_line(error, file.resolve().parent)
+    return ""
 
 
 def main() -> None:

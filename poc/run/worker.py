@@ -20,9 +20,8 @@ import numpy as np
 from poc import data, frameworks
 from poc.config import Synthetic
 from poc.config.datasets import DataId
-from poc.config.recipe_file import last_line
 from poc.config.run import Run
-from poc.frameworks import Session
+from poc.frameworks import Session, own_models
 from poc.frameworks.session import WHITENING_IMAGES
 from poc.host import hardware
 from poc.host.waiting import spin_guard
@@ -88,7 +87,7 @@ class Worker:
                 self._emit("end", end := self._end(FAILED, INTERRUPTED))
         except Exception as error:  # whatever it is, it belongs in the record
             memory = frameworks.load(self.run.framework).is_out_of_memory(error)
-            place = last_line(error, Path(self.run.model_folder)) if self.run.model_folder else ""
+            place = own_models.last_line(error, self.run)
             outcome, reason = OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {one_line(error)}{place}"
             self._emit("end", end := self._end(outcome, reason))
         if end["outcome"] == COMPLETED and not self._is_interrupted:  # others may not come to leave together
