@@ -1,6 +1,8 @@
 """The user's own images: what is found in their files, what batches show, mistakes, and trainings on them."""
 
 import dataclasses
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Callable
@@ -365,6 +367,19 @@ def test_hidden_folders_and_links_back_hold_no_images(tmp_path: Path) -> None:
     shutil.copytree(inside, inside / ".thumbnails")
     (inside / "back").symlink_to(inside)
     assert data.count(spec, tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, scandir = folder_in(tmp_path), os.scandir
+
+    def denied(path: Any) -> Any:  # permissions do not hold for root
+        if Path(path).name == "more":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(UserError, match=r"^data: .*/train/cat/more cannot be read \(Permission denied\)$"):
+        data.count(spec, tmp_path)
 
 
 def test_one_class_is_refused(tmp_path: Path) -> None:

@@ -113,8 +113,12 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 def _images_in(path: Path, name: str) -> list[str]:
     """Return the files of class `name`, and of folders in it, relative to `path`, sorted."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"data: {error.filename} cannot be read ({error.strerror})")
+
     files = list[str]()
-    for folder, folders, names in os.walk(path / name, followlinks=True):
+    for folder, folders, names in os.walk(path / name, onerror=refuse, followlinks=True):
         files += [Path(folder, file).relative_to(path).as_posix() for file in names if file[0] != "."]
         here = Path(folder).resolve()
         places = {each: Path(folder, each).resolve() for each in folders if each[0] != "."}
