@@ -185,9 +185,9 @@ def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path)
     settings = {"memory.limit_in_bytes": limit, "memory.max": limit, "memory.swap.max": 0}
     with memory_group(settings) as inside:
         finish(recipe, tmp_path, prefix=inside)
-        first, second = records(tmp_path)
-        assert (first.outcome, second.outcome) == (OUT_OF_MEMORY, COMPLETED)
-        assert "memory ran out" in first.reason
+        reasons = {record.outcome: record.reason for record in records(tmp_path)}  # in the order of their estimates
+        assert reasons.keys() == {OUT_OF_MEMORY, COMPLETED}
+        assert "memory ran out" in reasons[OUT_OF_MEMORY]
 
 
 def test_a_divergence_in_the_last_update_is_found(tmp_path: Path) -> None:
