@@ -143,7 +143,7 @@ class Trainer:
         """Replace the module `datetime` in `poc.run.parent`."""
         return SimpleNamespace(datetime=SimpleNamespace(now=lambda _: self.now), timezone=datetime.timezone)
 
-    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
+    def steps(self, run: Run, conditions: dict[str, Any]) -> set[tuple[int, str]]:
         """Return that there is no checkpoint."""
         return set()
 

@@ -12,24 +12,30 @@ from tests.conftest import no_file_beyond
 HERE = {"machine": "this"}
 
 
-def of(step: int, **conditions: str) -> Checkpoint:
+def of(step: int, attempt: str = "first", **conditions: str) -> Checkpoint:
     arrays = {"parameter/first.weight/0": np.full((3, 2), step, dtype=np.float32), "count": np.array(step)}
-    return Checkpoint(step=step, arrays=arrays, story={"conditions": {**HERE, **conditions}, "events": [{"a": 1.5}]})
+    story = {"conditions": {**HERE, **conditions}, "attempt": attempt, "events": [{"a": 1.5}]}
+    return Checkpoint(step=step, arrays=arrays, story=story)
 
 
-def write(folder: Path, *steps: int, worker: int = 0, **conditions: str) -> None:
+def write(folder: Path, *steps: int, worker: int = 0, attempt: str = "first", **conditions: str) -> None:
     for step in steps:
-        checkpoint.write(folder, worker, of(step, **conditions))
+        checkpoint.write(folder, worker, of(step, attempt, **conditions))
+
+
+def common(folder: Path, *workers: int) -> list[int]:
+    """Return the steps after which each of these workers has a checkpoint of the same attempt."""
+    return sorted(step for step, _ in checkpoint.steps(folder, workers, HERE))
 
 
 def test_each_worker_keeps_two_steps_of_the_same_conditions(tmp_path: Path) -> None:
     write(tmp_path, 90, 100, machine="another")
-    assert checkpoint.steps(tmp_path, [0], HERE) == []
+    assert common(tmp_path, 0) == []
     for worker in (0, 11):
         write(tmp_path, 9, 10, 20, worker=worker)
-    later = Checkpoint(step=20, arrays=of(20).arrays, story={"conditions": HERE, "events": []})
+    later = Checkpoint(step=20, arrays=of(20).arrays, story={**of(20).story, "events": []})
     checkpoint.write(tmp_path, 0, later)
-    assert checkpoint.steps(tmp_path, [0, 11], HERE) == [10, 20]
+    assert common(tmp_path, 0, 11) == [10, 20]
     assert len(list(tmp_path.glob("worker*-[12]0.npz"))) == 4
     assert checkpoint.read(tmp_path, 0, 20).story == later.story
 
@@ -37,9 +43,18 @@ def test_each_worker_keeps_two_steps_of_the_same_conditions(tmp_path: Path) -> N
 def test_a_run_continues_from_the_steps_of_all_its_workers(tmp_path: Path) -> None:
     for worker, steps in enumerate([(10, 20), (10, 20), (10,)]):
         write(tmp_path, *steps, worker=worker)
-    for workers, common in ((2, [10, 20]), (3, [10]), (4, [])):
-        assert checkpoint.steps(tmp_path, range(workers), HERE) == common
-    assert checkpoint.steps(tmp_path / "nowhere", [0], HERE) == []
+    for workers, steps in ((2, [10, 20]), (3, [10]), (4, [])):
+        assert common(tmp_path, *range(workers)) == steps
+    assert common(tmp_path / "nowhere", 0) == []
+
+
+def test_a_run_does_not_continue_from_one_step_of_two_attempts(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20)
+    write(tmp_path, 10, worker=1)  # it resumes from here after the first attempt
+    write(tmp_path, 20, worker=1, attempt="second")
+    assert common(tmp_path, 0, 1) == [10]
+    write(tmp_path, 20, attempt="second")
+    assert common(tmp_path, 0, 1) == [10, 20]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "shape", "empty", "renamed"])
@@ -53,7 +68,7 @@ def test_a_damaged_checkpoint_is_not_used(damage: str, tmp_path: Path) -> None:
     last.write_bytes(damaged.get(damage, content))
     if damage == "renamed":
         last.rename(tmp_path / "worker0-21.npz")
-    assert checkpoint.steps(tmp_path, [0], HERE) == [10]
+    assert common(tmp_path, 0) == [10]
     with pytest.raises(OSError, match="step 20"):
         checkpoint.read(tmp_path, 0, 20)
 
@@ -71,7 +86,7 @@ def test_all_checkpoints_or_all_but_one_step_can_be_removed(tmp_path: Path) -> N
     write(folder, 10, 20)
     (folder / "worker0.unfinished").write_bytes(b"torn")
     checkpoint.remove(folder, but=20)
-    assert checkpoint.steps(folder, [0], HERE) == [20]
+    assert common(folder, 0) == [20]
     assert len(list(folder.iterdir())) == 1
     for _ in range(2):
         checkpoint.remove(folder)
@@ -83,5 +98,5 @@ def test_a_full_disk_leaves_the_older_ones(tmp_path: Path) -> None:
     large = Checkpoint(step=20, arrays={"a": np.zeros(100_000)}, story={})
     with no_file_beyond(4096), pytest.raises(OSError, match="File too large"):
         checkpoint.write(tmp_path, 0, large)
-    assert checkpoint.steps(tmp_path, [0], HERE) == [10]
+    assert common(tmp_path, 0) == [10]
     assert len(list(tmp_path.iterdir())) == 1

@@ -58,7 +58,8 @@ def test_a_run_learns_and_leaves_a_complete_record(tmp_path: Path) -> None:
     versions = {name: version for name, version in record.versions.items() if name != "system"}  # kernels may differ
     conditions = {"versions": versions, "commit": record.commit, "machine": MACHINE.describe()}
     conditions |= {"images": ["synthetic", ""], "environment": record.environment, "workers_here": 1}
-    assert checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions) == [160]
+    ((step, attempt),) = checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions)
+    assert (step, len(attempt)) == (160, 32)
     assert Record.from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
 
 

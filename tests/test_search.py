@@ -249,7 +249,7 @@ class Training:
         self.fate = fate
         self._reads = Counter() if reads is None else reads
 
-    def steps(self, run: Run, conditions: Any) -> set[int]:
+    def steps(self, run: Run, conditions: Any) -> set[tuple[int, str]]:
         return set()
 
     def renewed(self) -> bool:

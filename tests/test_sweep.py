@@ -58,7 +58,7 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     folder, conditions = context.checkpoints_of(run), context.conditions_of(run)
 
     def save(step: int, **changes: Any) -> None:
-        story = {"conditions": {**conditions, **changes}}
+        story = {"conditions": {**conditions, **changes}, "attempt": ""}
         checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story))
 
     save(run.steps // 2, commit="another")

@@ -130,7 +130,7 @@ class RayLauncher:
         per_host = run.workers // len(self.nodes)
         return zip(self.nodes, (range(first, first + per_host) for first in range(0, run.workers, per_host)))
 
-    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
+    def steps(self, run: Run, conditions: dict[str, Any]) -> set[tuple[int, str]]:
         """Raise NodeLostError if a node was lost: a run must not fail because of that before it has begun."""
         for node in self.nodes:
             node.get(node.actor.use.remote(self.context))

@@ -25,7 +25,7 @@ class Checkpoint:
 
     step: int
     arrays: dict[str, np.ndarray]  # what the framework needs: parameters, optimizer's state, batch statistics
-    story: dict[str, Any]  # the worker's events and clock so far, and its conditions, as plain values
+    story: dict[str, Any]  # the worker's events and clock so far, its attempt and conditions, as plain values
 
 
 def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
@@ -44,14 +44,17 @@ def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
             path.unlink(missing_ok=True)
 
 
-def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -> list[int]:
-    """Return the steps after which each worker has a complete checkpoint in `folder`, under these conditions."""
+def steps(folder: Path, workers: Iterable[int], conditions: Mapping[str, Any]) -> set[tuple[int, str]]:
+    """Return the steps after which each worker has a complete checkpoint in `folder`, under these conditions.
 
-    def usable(worker: int) -> set[int]:
-        stored = [_read(folder, worker, step) for step in stored_steps(folder, worker)]
-        return {each.step for each in stored if each and each.story["conditions"] == conditions}
+    With each step is the attempt that wrote its checkpoints: those of two attempts are replicas that differ.
+    """
 
-    return sorted(set.intersection(*map(usable, workers)))
+    def usable(worker: int) -> set[tuple[int, str]]:
+        stored = filter(None, (_read(folder, worker, step) for step in stored_steps(folder, worker)))
+        return {(each.step, each.story["attempt"]) for each in stored if each.story["conditions"] == conditions}
+
+    return set.intersection(*map(usable, workers))
 
 
 def read(folder: Path, worker: int, step: int) -> Checkpoint:

@@ -96,8 +96,8 @@ class HostResult:
 class Launcher(Protocol):
     """Do runs on this host (`LocalLauncher`), or on others of one node type (`poc.cluster.launcher.RayLauncher`)."""
 
-    def steps(self, run: Run, conditions: dict[str, Any]) -> set[int]:
-        """Return the steps after which every worker has a complete checkpoint, made under these conditions."""
+    def steps(self, run: Run, conditions: dict[str, Any]) -> set[tuple[int, str]]:
+        """Return the steps after which every worker has a complete checkpoint, as `poc.run.checkpoint.steps`."""
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         """Train `run` once, each worker by `request`; return each host's result, and why the run failed, if it did."""
@@ -143,9 +143,9 @@ class LocalLauncher:
         self._services = contextlib.ExitStack()
         self._helpers: dict[str, subprocess.Popen[str]] = {}
 
-    def steps(self, run: Run, conditions: dict[str, Any], workers: Iterable[int] | None = None) -> set[int]:
+    def steps(self, run: Run, conditions: dict[str, Any], workers: Iterable[int] | None = None) -> set[tuple[int, str]]:
         folder = self._context.checkpoints_of(run)
-        return set(checkpoint.steps(folder, workers or range(run.workers), conditions))
+        return checkpoint.steps(folder, workers or range(run.workers), conditions)
 
     def open(self, run: Run, addresses: Sequence[str] = ("127.0.0.1",)) -> tuple[dict[str, str], ...]:
         """Start the processes that serve the workers of all hosts; return the environment of each worker."""

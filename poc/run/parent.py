@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import math
 import sys
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,8 @@ def execute(
     for restarts_left in range(run.restarts, -1, -1):
         request = {
             "run": run.to_json(),
-            "first_step": max(filter(is_usable, launcher.steps(run, conditions)), default=0),
+            "first_step": max(filter(is_usable, (step for step, _ in launcher.steps(run, conditions))), default=0),
+            "attempt": uuid.uuid4().hex,
             "why": why,
             "conditions": conditions,
             "checkpoint_every": math.ceil(CHECKPOINT_SECONDS * run.last_step / estimate(run, context.machine, pace)),

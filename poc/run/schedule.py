@@ -171,7 +171,7 @@ class RuntimeEstimator:
         if not any(step < run.last_step for step in checkpoint.stored_steps(folder, 0)):  # else they need not be read
             return 0.0
         steps = checkpoint.steps(folder, [0], self._context.conditions_of(run))
-        return max((step / run.last_step for step in steps if step < run.last_step), default=0.0)
+        return max((step / run.last_step for step, _ in steps if step < run.last_step), default=0.0)
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:

@@ -247,8 +247,8 @@ class Worker:
             return
         clock = [self._clock.elapsed(), self._clock.parts]
         counted = {"trained": self._loop.trained, "scored": self._loop.scored}
-        conditions = self._request["conditions"]
-        story = {"conditions": conditions, "events": self._events, "clock": clock, "counted": counted}
+        origin = {name: self._request[name] for name in ("conditions", "attempt")}
+        story = {**origin, "events": self._events, "clock": clock, "counted": counted}
         state = checkpoint.Checkpoint(step=step, arrays=self._session.state(), story=story)
         try:
             checkpoint.write(self._checkpoints, self._number, state)
