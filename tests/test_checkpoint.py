@@ -18,9 +18,11 @@ def of(step: int, attempt: str = "first", **conditions: str) -> Checkpoint:
     return Checkpoint(step=step, arrays=arrays, story=story)
 
 
-def write(folder: Path, *steps: int, worker: int = 0, attempt: str = "first", **conditions: str) -> None:
-    for step in steps:
-        checkpoint.write(folder, worker, of(step, attempt, **conditions))
+def write(
+    folder: Path, *steps: int, worker: int = 0, previous: int = 0, attempt: str = "first", **conditions: str
+) -> None:
+    for before, step in zip((previous, *steps), steps):
+        checkpoint.write(folder, worker, of(step, attempt, **conditions), before)
 
 
 def common(folder: Path, *workers: int) -> list[int]:
@@ -34,7 +36,7 @@ def test_each_worker_keeps_two_steps_of_the_same_conditions(tmp_path: Path) -> N
     for worker in (0, 11):
         write(tmp_path, 9, 10, 20, worker=worker)
     later = Checkpoint(step=20, arrays=of(20).arrays, story={**of(20).story, "events": []})
-    checkpoint.write(tmp_path, 0, later)
+    checkpoint.write(tmp_path, 0, later, previous=10)
     assert common(tmp_path, 0, 11) == [10, 20]
     assert len(list(tmp_path.glob("worker*-[12]0.npz"))) == 4
     assert checkpoint.read(tmp_path, 0, 20).story == later.story
@@ -50,11 +52,15 @@ def test_a_run_continues_from_the_steps_of_all_its_workers(tmp_path: Path) -> No
 
 def test_a_run_does_not_continue_from_one_step_of_two_attempts(tmp_path: Path) -> None:
     write(tmp_path, 10, 20)
-    write(tmp_path, 10, worker=1)  # it resumes from here after the first attempt
-    write(tmp_path, 20, worker=1, attempt="second")
+    write(tmp_path, 10, worker=1)
+    write(tmp_path, 20, worker=1, attempt="second", previous=10)
     assert common(tmp_path, 0, 1) == [10]
-    write(tmp_path, 20, attempt="second")
-    assert common(tmp_path, 0, 1) == [10, 20]
+
+
+def test_a_checkpoint_of_a_later_step_that_a_run_did_not_continue_from_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20)
+    write(tmp_path, 21, attempt="second", previous=10)
+    assert common(tmp_path, 0) == [10, 21]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "shape", "empty", "renamed"])
@@ -97,6 +103,6 @@ def test_a_full_disk_leaves_the_older_ones(tmp_path: Path) -> None:
     write(tmp_path, 10)
     large = Checkpoint(step=20, arrays={"a": np.zeros(100_000)}, story={})
     with no_file_beyond(4096), pytest.raises(OSError, match="File too large"):
-        checkpoint.write(tmp_path, 0, large)
+        checkpoint.write(tmp_path, 0, large, previous=10)
     assert common(tmp_path, 0) == [10]
     assert len(list(tmp_path.iterdir())) == 1

@@ -73,10 +73,19 @@ def test_a_resumed_run_by_time_counts_the_seconds_before_its_checkpoint(tmp_path
     saved = checkpoint.read(folder, 0, 80)
     assert saved.story["counted"]["trained"] > 0
     saved.story["counted"]["trained"] = 1e6
-    checkpoint.write(folder, 0, saved)
+    checkpoint.write(folder, 0, saved, previous=40)
     record, _ = execute(whole, place_in(tmp_path))
     assert [entry.step for entry in record.resumed] == [80]
     assert sum(window.steps for window in record.windows) == 80  # the time is up
+
+
+@slow
+def test_a_resumed_run_keeps_the_checkpoint_that_it_continued_from_and_no_later_one(tmp_path: Path) -> None:
+    run, folder = run_of(), tmp_path / "checkpoints" / run_of().id
+    for epochs, kept in ((1, {"worker0-20.npz"}), (2, {"worker0-20.npz", "worker0-40.npz"})):
+        assert execute(dataclasses.replace(run, pause_after=epochs), place_in(tmp_path))[0].outcome == COMPLETED
+        assert {path.name for path in folder.iterdir()} == kept
+        (folder / "worker0-30.npz").write_bytes(b"which another worker lacks")
 
 
 @slow

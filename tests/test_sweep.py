@@ -59,7 +59,7 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
 
     def save(step: int, **changes: Any) -> None:
         story = {"conditions": {**conditions, **changes}, "attempt": ""}
-        checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story))
+        checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story), previous=0)
 
     save(run.steps // 2, commit="another")
     assert not estimator.fits(item)

@@ -28,18 +28,17 @@ class Checkpoint:
     story: dict[str, Any]  # the worker's events and clock so far, its attempt and conditions, as plain values
 
 
-def write(folder: Path, worker: int, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `folder`, on the disk when this returns, and remove this worker's outdated ones.
+def write(folder: Path, worker: int, checkpoint: Checkpoint, previous: int) -> None:
+    """Write `checkpoint` to `folder`, on the disk when this returns; remove this worker's others, but step `previous`.
 
-    Raises OSError if it cannot be written; the older ones are there then.
+    Others may be of later steps that other workers did not reach. Raises OSError if it cannot be written; all are there
+    then.
     """
     text = json.dumps({"step": checkpoint.step, "story": checkpoint.story}, allow_nan=False)
     buffer = io.BytesIO()
     np.savez(buffer, **{_STORY: np.frombuffer(text.encode(), dtype=np.uint8), **checkpoint.arrays})
     write_atomically(folder / f"worker{worker}-{checkpoint.step}.npz", buffer.getbuffer())
-    stored = stored_steps(folder, worker)
-    previous = max((step for step in stored if step < checkpoint.step), default=None)
-    for step, path in stored.items():  # files of later steps are stale, or the run would have continued from them
+    for step, path in stored_steps(folder, worker).items():
         if step not in (previous, checkpoint.step):
             path.unlink(missing_ok=True)
 

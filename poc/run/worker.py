@@ -65,7 +65,7 @@ class Worker:
         self.run = Run.from_json(request["run"])
         self._request = request
         self._number = request["worker"]
-        self._first_step = request["first_step"]
+        self._first_step = self._saved_step = request["first_step"]
         self._checkpoints = Path(request["checkpoints"])
         self._clock = Clock(start=request["began"])
         self._progress = Progress(self.run, request["title"], first_step=self._first_step, shown=self._number == 0)
@@ -251,7 +251,8 @@ class Worker:
         story = {**origin, "events": self._events, "clock": clock, "counted": counted}
         state = checkpoint.Checkpoint(step=step, arrays=self._session.state(), story=story)
         try:
-            checkpoint.write(self._checkpoints, self._number, state)
+            checkpoint.write(self._checkpoints, self._number, state, self._saved_step)
+            self._saved_step = step
         except OSError as error:  # a full disk is no reason to stop; the run is only less safe
             self._emit("unsaved", {"step": step, "why": str(error)})
             print(f"  the checkpoint after step {step} failed: {error}", file=sys.stderr)
