@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import LARS, SSP, DistAsync, DistSync, Horovod, Synthetic, frameworks
+from poc import LARS, SGD, SSP, DistAsync, DistSync, Horovod, Synthetic, frameworks
 from poc.config.kvstores import KVStore
 from poc.config.run import Run
 from poc.frameworks.mxnet import prepare
@@ -225,7 +225,7 @@ def connected(dtype: str = "float32", **fields: Any) -> MXNetSession:
     return session
 
 
-def train(session: MXNetSession, gradient: float, overflow: bool = False) -> np.ndarray:
+def train(session: MXNetSession, gradient: float, overflow: bool = False, rate: float = 0.1) -> np.ndarray:
     """Take a step with the same gradients everywhere; return the first value of each buffer on each device."""
     for buffer in session._buffers:
         for flat in buffer.gradients:
@@ -233,7 +233,7 @@ def train(session: MXNetSession, gradient: float, overflow: bool = False) -> np.
     if overflow:
         session._buffers[1].gradients[2][0] = np.inf
     session.sync_gradients()
-    session.apply_update(0.1)
+    session.apply_update(rate)
     session.wait()
     return np.array([[values.asnumpy()[0] for values in buffer.values] for buffer in session._buffers])
 
@@ -255,6 +255,14 @@ def test_a_step_that_overflows_on_one_device_is_skipped_on_all_and_halves_the_sc
     resumed._load_optimizers(scaled.state())
     expected_state = {name: array for name, array in scaled.state().items() if not name.startswith("parameter/")}
     assert all(np.array_equal(array, resumed.state()[name]) for name, array in expected_state.items())
+
+
+def test_the_momentum_is_corrected_for_a_learning_rate_whose_step_overflows() -> None:
+    scaled, plain = (connected(dtype, optimizer=SGD(momentum_correction=True)) for dtype in ("float16", "float32"))
+    for overflow, rate in ((False, 0.1), (True, 0.2), (False, 0.4)):
+        seen = train(scaled, scaled.state()["loss_scale"][0], overflow, rate)
+        if not overflow:
+            np.testing.assert_allclose(seen, train(plain, 1.0, rate=rate), rtol=1e-6)
 
 
 def test_the_scale_doubles_after_two_thousand_finite_steps_in_a_row() -> None:

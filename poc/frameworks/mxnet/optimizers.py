@@ -62,10 +62,19 @@ class SGD(Optimizer):
     With momentum correction the velocity is scaled when the rate changes (Goyal et al. 2017, section 3.1, remark 3).
     """
 
+    def step(self, rate: float, finite: Any = None) -> None:
+        if finite is not None and (correction := self._correction(rate)) != 1:
+            self._state["momentum"] *= correction  # which stays if the step is undone
+            self._previous_rate = rate
+        super().step(rate, finite)
+
+    def _correction(self, rate: float) -> float:
+        """Return the factor of the velocity at a learning rate after the previous one."""
+        corrects = getattr(self._options, "momentum_correction", False) and self._previous_rate
+        return rate / self._previous_rate if corrects else 1.0
+
     def update(self, rate: float) -> None:
-        momentum = self._options.momentum
-        if getattr(self._options, "momentum_correction", False) and self._previous_rate:
-            momentum *= rate / self._previous_rate
+        momentum = self._options.momentum * self._correction(rate)
         options = {"lr": rate, "wd": self._decay, "momentum": momentum, "rescale_grad": self._scale}
         mx.nd.sgd_mom_update(self._values, self._gradients, self._state["momentum"], out=self._values, **options)
 
