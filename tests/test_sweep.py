@@ -57,8 +57,8 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     # A run that was begun counts from its checkpoint on, and continues though it does not fit.
     folder, conditions = context.checkpoints_of(run), context.conditions_of(run)
 
-    def save(step: int, **changes: Any) -> None:
-        story = {"conditions": {**conditions, **changes}, "attempt": ""}
+    def save(step: int, folder: Path = folder, trained: float = 0.0, **changes: Any) -> None:
+        story = {"conditions": {**conditions, **changes}, "attempt": "", "counted": {"trained": trained}}
         checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story), previous=0)
 
     save(run.steps // 2, commit="another")
@@ -67,6 +67,10 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     assert estimator.seconds(item) == pytest.approx(start + 1500.0)
     assert estimator.fits(Planned(run=run, seconds=start + 4000.0))
     assert not RuntimeEstimator(dataclasses.replace(context, until=time.monotonic() - 1), []).fits(item)
+    # Of a run by time as many seconds are done as it trained, though it may be far from its last step.
+    for trained, left in ((9.0, 6.0), (99.0, 0.0)):
+        save(1, context.checkpoints_of(burst), trained)
+        assert estimator.seconds(Planned(run=burst, seconds=start + 15.0)) == pytest.approx(start + left)
     # The last checkpoint of a repeat is of no use to another one.
     save(run.steps)
     checkpoint.remove(folder, but=run.steps)

@@ -166,12 +166,20 @@ class RuntimeEstimator:
         return time_left > min(needed, self.seconds(planned))
 
     def _begun(self, run: Run) -> float:
-        """Return the share of a run's steps that its checkpoint has; one of the last step is of an earlier repeat."""
+        """Return the share of a run's steps or seconds that is done.
+
+        A checkpoint of its last step is of an earlier repeat.
+        """
         folder = self._context.checkpoints_of(run)
         if not any(step < run.last_step for step in checkpoint.stored_steps(folder, 0)):  # else they need not be read
             return 0.0
-        steps = checkpoint.steps(folder, [0], self._context.conditions_of(run))
-        return max((step / run.last_step for step, _ in steps if step < run.last_step), default=0.0)
+        pairs = checkpoint.steps(folder, [0], self._context.conditions_of(run))
+        last_step = max((step for step, _ in pairs if step < run.last_step), default=0)
+        shares = [last_step / run.last_step]
+        if run.seconds and last_step:
+            trained = checkpoint.read(folder, 0, last_step).story["counted"]["trained"]
+            shares.append(min(1.0, trained / run.seconds))
+        return max(shares)
 
 
 def _groups(run: Run) -> tuple[tuple[str, ...], ...]:
