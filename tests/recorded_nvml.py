@@ -14,7 +14,7 @@ GIB = 2**30
 class RecordedNVML:
     """Answers to pynvml's queries by card: a value, a function of the time `now`, or a dict by the query's argument.
 
-    A query without an answer is not supported. From its time "lost" on a card answers none.
+    A query without an answer is not supported. From its time "lost" on a card answers none, nor if "denied".
     """
 
     def __init__(self, cards: list[dict[str, Any]], driver: str = "535.161") -> None:
@@ -39,6 +39,8 @@ class RecordedNVML:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         if self.now >= self.cards[index].get("lost", float("inf")):
             raise pynvml.NVMLError_GpuIsLost
+        if "denied" in self.cards[index]:
+            raise pynvml.NVMLError_NoPermission
         return index
 
     def nvmlDeviceGetUUID(self, card: int) -> str:

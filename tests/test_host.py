@@ -83,6 +83,30 @@ def test_a_divided_card_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -
         assert (hardware.detect().gpus, bool(hardware.gpu_problem())) == ((), is_problem)
 
 
+def test_cards_that_a_control_group_denies_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = use(eight_cards(), monkeypatch).cards
+    for card in cards[:4]:
+        card["denied"] = True
+    for setting, own in ((None, [4, 5, 6, 7]), ("0", [4]), ("3,2", [7, 6]), ("4", []), ("GPU-0,GPU-6", [])):
+        if setting:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+        assert [gpu.index for gpu in hardware.detect().gpus] == own
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert hardware.gpu_problem() == ""
+    for card in cards:
+        card["denied"] = True
+    assert (hardware.detect().gpus, "--gpus" in hardware.gpu_problem()) == ((), True)
+
+
+def test_workers_get_uuids_where_cuda_numbers_cards_unlike_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = use(eight_cards(), monkeypatch).cards
+    assert nvml.cuda_setting([3, 2]) == "3,2"
+    for card, changes in ((1, {"nvmlDeviceGetMigMode": [1, 1]}), (7, {"denied": True})):
+        usual, cards[card] = cards[card], {**cards[card], **changes}
+        assert nvml.cuda_setting([3, 2]) == "GPU-3f00,GPU-2f00"
+        cards[card] = usual
+
+
 NVIDIA_CARD, NVIDIA_DISPLAY = ("0x030200", "0x10de"), ("0x030000", "0x10de")
 NVIDIA_BRIDGE, MI300X, RADEON_PRO_V520 = ("0x068000", "0x10de"), ("0x120000", "0x1002"), ("0x038000", "0x1002")
 AMD_DISPLAY, AMD_AUDIO, ASPEED = ("0x030000", "0x1002"), ("0x040300", "0x1002"), ("0x030000", "0x1a03")

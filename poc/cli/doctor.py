@@ -117,14 +117,14 @@ def _warnings(machine: Hardware) -> Iterator[str]:
     if len(machine.gpus) > 1 and shared <= _DOCKER_SHARED_MEMORY:
         megabytes = shared >> 20
         yield f"shared memory: {_SHARED_MEMORY} has {megabytes} MB, several GPUs need more: docker run --shm-size 2g"
-    idle, busy = list[str](), list[str]()
+    idle, busy = list[int](), list[int]()
     for gpu in machine.gpus:
         rates, memory = (nvml.query(f"nvmlDeviceGet{name}", gpu.index) for name in ("UtilizationRates", "MemoryInfo"))
         is_busy = rates and memory and (rates.gpu > _IDLE_PERCENT or memory.used > _IDLE_BYTES)
-        (busy if is_busy else idle).append(str(gpu.index))
+        (busy if is_busy else idle).append(gpu.index)
     if busy:
-        advice = f"export CUDA_VISIBLE_DEVICES={','.join(idle)}" if idle else "see nvidia-smi"
-        yield f"GPU {', '.join(busy)}: in use by another process, which makes runs slower: {advice}"
+        advice = f"export CUDA_VISIBLE_DEVICES={nvml.cuda_setting(idle)}" if idle else "see nvidia-smi"
+        yield f"GPU {', '.join(map(str, busy))}: in use by another process, which makes runs slower: {advice}"
 
 
 def environment(options: Options) -> None:

@@ -105,6 +105,8 @@ def gpu_problem() -> str:
         if nvml.query("nvmlDeviceGetCount"):
             if nvml.visible_gpus():
                 return _cuda_problem()
+            if setting == "unset":
+                return "a control group denies all GPUs: request some for this job (Slurm: --gpus=1)"
             is_unknown = re.match(r"GPU-|\d|all$", setting)  # "all" is Docker's word, CUDA has none for it
             return f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine" if is_unknown else ""
         why = f"driver {nvml.query('nvmlSystemGetDriverVersion')} does not support it"

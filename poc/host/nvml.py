@@ -1,11 +1,13 @@
 """Queries to the NVIDIA driver: None for what a GPU does not support, an exception for a GPU that is gone.
 
-GPUs are numbered by PCI bus, as in nvidia-smi; CUDA does so with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+GPUs are numbered by PCI bus, as in nvidia-smi. CUDA does so, too, with CUDA_DEVICE_ORDER=PCI_BUS_ID and no GPU
+that is denied or divided.
 """
 
 import contextlib
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pynvml
@@ -62,12 +64,13 @@ def visible_gpus() -> list[int]:
     """Return the GPUs that CUDA uses, in its order: all, or those in CUDA_VISIBLE_DEVICES.
 
     As in CUDA, an entry is an index or the start of a UUID, and the first that is of no GPU, or of several, ends it.
+    Indices do not count GPUs that a control group denies, so that in a job of Slurm 0 is the first that it may use.
     """
-    gpus = range(query("nvmlDeviceGetCount") or 0)
+    gpus = [gpu for gpu in range(query("nvmlDeviceGetCount") or 0) if not _is_denied(gpu)]
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return list(gpus)
-    names = {str(gpu): gpu for gpu in gpus}
+        return gpus
+    names = {str(index): gpu for index, gpu in enumerate(gpus)}
     for gpu in gpus:
         with contextlib.suppress(NoAnswerError):
             names[str(query("nvmlDeviceGetUUID", gpu))] = gpu
@@ -80,6 +83,26 @@ def visible_gpus() -> list[int]:
             break
         visible += found
     return visible
+
+
+def cuda_setting(gpus: Sequence[int]) -> str:
+    """Return CUDA_VISIBLE_DEVICES for these GPUs: their indices, or UUIDs where CUDA numbers GPUs unlike the driver.
+
+    CUDA does not count GPUs that a control group denies, and counts divided ones after all others.
+    """
+    with contextlib.suppress(NoAnswerError):  # CUDA will say why
+        if any(_is_denied(gpu) or is_divided(gpu) for gpu in range(query("nvmlDeviceGetCount") or 0)):
+            return ",".join(str(query("nvmlDeviceGetUUID", gpu)) for gpu in gpus)
+    return ",".join(map(str, gpus))
+
+
+def _is_denied(gpu: int) -> bool:
+    """Return whether a control group denies a GPU to this process; the driver counts it all the same."""
+    try:
+        pynvml.nvmlDeviceGetHandleByIndex(gpu)
+    except pynvml.NVMLError as error:
+        return bool(error.value == pynvml.NVML_ERROR_NO_PERMISSION)
+    return False
 
 
 def is_divided(gpu: int) -> bool:

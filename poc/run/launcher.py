@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from poc import frameworks
 from poc.config.datasets import DataId
 from poc.config.run import Run
-from poc.host import hardware, monitor, processes
+from poc.host import hardware, monitor, nvml, processes
 from poc.host.environment import speed_variables
 from poc.host.hardware import GPU, Hardware
 from poc.host.monitor import Monitor, Monitored
@@ -181,7 +181,7 @@ class LocalLauncher:
                     variables = dict(environments[index])
                     if run.kind == "gpu":
                         variables.update(frameworks.library_path(run.framework))
-                        variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(card.index) for card in cards[index])
+                        variables["CUDA_VISIBLE_DEVICES"] = nvml.cuda_setting([card.index for card in cards[index]])
                         # More threads than cores that it is bound to would wait for each other.
                         bound = len(cores[index])
                         variables["OMP_NUM_THREADS"] = str(min(bound, int(variables.get("OMP_NUM_THREADS", bound))))
