@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,14 +21,16 @@ import pytest
 
 from poc import CIFAR10, Recipe, Search, Synthetic
 from poc.host.hardware import GPU
+from poc.host.processes import ended_early
 from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.run import checkpoint, schedule
+from poc.run.launcher import HostResult
 from poc.run.sweep import Sweep
 from poc.run.workload import skipped
 from poc.values import UserError
-from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, place_in, recipe_file
+from tests.builders import GLUON, MACHINE, SMALL, TWO_WORKERS, executed, place_in, recipe_file, run_of
 from tests.extras import needs_ray
 from tests.hosts import PORT, Host, Nodes, cluster, drive, driven
 from tests.kill_at_random import kill_at_random
@@ -337,6 +340,24 @@ def test_a_search_goes_on_without_a_lost_node_and_its_run_has_no_result(tmp_path
     lost, *others = records_of(tmp_path, "pair")
     assert (lost.outcome, lost.result) == (FAILED, None)
     assert [record.outcome for record in others] == [COMPLETED, COMPLETED]
+
+
+@pytest.mark.parametrize(("later", "blamed"), [(signal.SIGKILL, "worker 1"), (signal.SIGABRT, "worker 0")])
+def test_of_two_hosts_a_kill_is_blamed_first_and_an_abort_is_not(later: int, blamed: str, tmp_path: Path) -> None:
+    from poc.cluster import launcher
+    from tests.fake_ray import FakeRay
+
+    def train(_: Any, request: Any, first: int, environments: Any) -> HostResult:
+        time.sleep(0.3 * first)
+        failure = f"worker {first}", ended_early(-later if first else 1)
+        return HostResult(workers=(), failure=failure, interrupted=False, monitor=None, core_use={})
+
+    fake, run = FakeRay(MACHINE, MACHINE), dataclasses.replace(run_of(), devices=2, workers=2)
+    here = mock.patch.multiple(launcher.Supervisor, open=lambda *_: ({}, {}), train=train)
+    with mock.patch.object(launcher, "ray", fake), here:
+        nodes = [launcher.Node(entry) for entry in fake.nodes()]
+        _, reason = launcher.RayLauncher(nodes, place_in(tmp_path), threading.Event(), lambda: None).attempt(run, {})
+    assert reason.startswith(f"{blamed}: ")
 
 
 def test_runs_of_several_hosts_are_not_skipped_with_other_cores_on_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,13 @@ def test_a_killed_process_is_blamed_before_a_worker_that_failed_without_it(
     assert (blamed, "signal 9" in reason) == (victim, True)
 
 
+def test_a_worker_that_aborts_later_is_not_blamed_for_the_first_failure() -> None:
+    first = shells(**{"worker 1": "exit 1"})
+    until = f"while kill -0 {first['worker 1'].pid} 2>/dev/null; do sleep 0.01; done"
+    started = shells(**{"worker 0": f"{until}; sleep 0.2; kill -ABRT $$"}) | first
+    assert processes.watch(started, {}, [], patience=NEVER) == ("worker 1", processes.ended_early(1))
+
+
 def test_a_worker_that_crashes_after_its_work_does_not_end_the_others(tmp_path: Path) -> None:
     started = shells(**{"worker 0": "kill -SEGV $$", "worker 1": f"sleep 0.5; touch {tmp_path / 'ended'}"})
     lost = processes.watch(started, {}, [], patience=NEVER, has_completed=lambda name: name == "worker 0")
@@ -77,11 +85,20 @@ def test_a_worker_with_heartbeats_is_not_stalled(tmp_path: Path, monkeypatch: py
     for file in (count, heartbeat):
         file.touch()
     # A second passes with each step, however long the worker waits for a core.
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: float(count.stat().st_size)))
-    monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.02)
+    clock = SimpleNamespace(monotonic=lambda: float(count.stat().st_size), sleep=lambda _: time.sleep(0.02))
+    monkeypatch.setattr(processes, "time", clock)
     with subprocess.Popen([sys.executable, "-c", code], text=True) as busy:
         assert processes.watch({"worker 0": busy}, {}, [heartbeat], patience=2.5) is None
     assert count.stat().st_size == 9
+
+
+def test_time_in_which_all_processes_were_frozen_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    thawed = tmp_path / "thawed"
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e4 * thawed.exists(), sleep=time.sleep)
+    monkeypatch.setattr(processes, "time", clock)
+    monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.02)
+    frozen = shells(**{"worker 0": f"sleep 0.5; touch {thawed}; sleep 0.5"})
+    assert processes.watch(frozen, {}, [], patience=60.0) is None
 
 
 @pytest.mark.parametrize("command", ["sleep 9999", "while true; do :; done"])

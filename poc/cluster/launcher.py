@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from poc.config.datasets import DataId
 from poc.config.recipe import Recipe
 from poc.config.run import Run
 from poc.host import environment, hardware
-from poc.host.processes import Lost
+from poc.host.processes import Lost, ended_early
 from poc.plan import Planned, check_gpus, plan
 from poc.run.launcher import HostResult, LocalLauncher, RunContext, core_seconds, software
 from poc.values import UserError, to_plain
@@ -163,7 +164,9 @@ class RayLauncher:
         lost_nodes = [(f"host {node.name}", node.lost) for node in self.nodes if node.lost]
         failures = [result.failure for result in results.values() if result.failure]
         # A lost node or a killed process is the cause, even if a process that missed it failed and reported that first.
-        failures.sort(key=lambda failure: "signal" not in failure[1])
+        # By an abort libraries report a lost peer, too.
+        aborted = ended_early(-signal.SIGABRT)
+        failures.sort(key=lambda failure: "signal" not in failure[1] or failure[1] == aborted)
         process, reason = [*lost_nodes, *failures, ("", "")][0]
         reason = f"{process}: {reason}" if process and (run.workers > 1 or lost_nodes) else reason
         return [results[node] for node in self.nodes if node in results], reason

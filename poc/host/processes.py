@@ -56,9 +56,8 @@ def stop(processes: Iterable[subprocess.Popen[str]]) -> None:
 
 def settle(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
     """Wait until all have ended: up to `seconds` for the first, then briefly, since the others may wait for it."""
-    processes, end = list(processes), time.monotonic() + seconds
-    while processes and all(process.poll() is None for process in processes) and time.monotonic() < end:
-        time.sleep(_FIRST_END_SECONDS)
+    processes = list(processes)
+    _wait_for_first(processes, seconds)
     _wait(processes, _GRACE_SECONDS)
 
 
@@ -73,15 +72,16 @@ def watch(
     """Wait until all workers have ended well; None then, else the process to blame and why, as soon as it is clear.
 
     The others would wait forever for a lost process. A failure is a worker or helper that ends with an error, or no
-    worker that touches its file of `heartbeats` for `patience` seconds. CPU time is no sign of progress: a waiting
-    thread may spin. `elsewhere` returns a failure on another host; `has_completed` whether a worker had done its work
-    before it ended or hung.
+    worker that touches its file of `heartbeats` for `patience` seconds, less those in which this process was frozen
+    (docker pause). CPU time is no sign of progress: a waiting thread may spin. `elsewhere` returns a failure on another
+    host; `has_completed` whether a worker had done its work before it ended or hung.
     """
     processes = {**workers, **helpers}
     kills_before = control_groups.memory_kills()
-    progress_at, last_heartbeat = time.monotonic(), _latest_heartbeat(heartbeats)
+    running, quiet_seconds, last_heartbeat = [*workers], 0.0, _latest_heartbeat(heartbeats)
     while True:
-        _wait(workers.values(), _CHECK_SECONDS)
+        checked = time.monotonic()
+        _wait_for_first([workers[name] for name in running], _CHECK_SECONDS)
         running = [name for name, process in workers.items() if process.poll() is None]
         # A helper ends well when the workers, about to end themselves, tell it to.
         failed = [name for name, process in processes.items() if process.poll() and not has_completed(name)]
@@ -93,22 +93,24 @@ def watch(
             _wait(processes.values(), _GRACE_SECONDS)
             killed = [name for name, process in processes.items() if process.poll() == -signal.SIGKILL]
             failed += [name for name in killed if not has_completed(name)]
-            blamed = min(failed, key=lambda name: processes[name].returncode > 0)
-            status = processes[blamed].returncode
+            codes = {name: processes[name].returncode for name in failed}
+            # Libraries report a lost peer by an abort, too: NCCL's watchdog in PyTorch.
+            blamed = min(failed, key=lambda name: codes[name] > 0 or codes[name] == -signal.SIGABRT)
+            status = codes[blamed]
             is_killed_for_memory = status == -signal.SIGKILL and control_groups.memory_kills() != kills_before
             return blamed, KILLED_FOR_MEMORY if is_killed_for_memory else ended_early(status)
         if (failure := elsewhere()) is not None:
             return failure
-        now, heartbeat = time.monotonic(), _latest_heartbeat(heartbeats)
-        if heartbeat != last_heartbeat:
-            progress_at, last_heartbeat = now, heartbeat
-        if now - progress_at > patience:
+        quiet_seconds += min(time.monotonic() - checked, 2 * _CHECK_SECONDS)
+        if (heartbeat := _latest_heartbeat(heartbeats)) != last_heartbeat:
+            quiet_seconds, last_heartbeat = 0.0, heartbeat
+        if quiet_seconds > patience:
             if all(map(has_completed, running)):  # they hang while they exit
                 return None
             alive = {name: process.pid for name, process in processes.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             hint = "it was stopped (SIGSTOP)" if stopped else "use a larger --patience if steps are that slow"
-            return ", ".join(stopped or workers), f"{STALLED} {now - progress_at:.0f} s; {hint}"
+            return ", ".join(stopped or workers), f"{STALLED} {quiet_seconds:.0f} s; {hint}"
 
 
 def ended_early(status: int) -> str:
@@ -135,6 +137,13 @@ def free_port(host: str) -> int:
 def _latest_heartbeat(files: Iterable[Path]) -> int:
     """Return the latest time (ns) at which any of the files was touched; 0 if none exists. One live worker suffices."""
     return max((path.stat().st_mtime_ns for path in files if path.exists()), default=0)
+
+
+def _wait_for_first(processes: Sequence[subprocess.Popen[str]], seconds: float) -> None:
+    """Return when one has ended, or after `seconds`."""
+    end = time.monotonic() + seconds
+    while processes and all(process.poll() is None for process in processes) and time.monotonic() < end:
+        time.sleep(_FIRST_END_SECONDS)
 
 
 def _wait(processes: Iterable[subprocess.Popen[str]], seconds: float) -> None:
