@@ -250,6 +250,14 @@ def test_kills_for_memory_are_those_of_the_own_group_or_else_of_the_machine(
     assert control_groups.memory_kills(tmp_path) == kills
 
 
+def test_the_speed_of_a_cpu_is_that_of_its_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware.timeit, "repeat", lambda *_, **__: [1.0])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(control_groups, "core_quota", lambda *_: (2.0, Path()))
+    machine = hardware.detect()
+    assert (machine.cores, machine.cpu_flops) == (2, 2 * 1024**3 / 32)
+
+
 @contextlib.contextmanager
 def memory_group(settings: Mapping[str, object]) -> Iterator[list[str]]:
     """Make a real control group with these settings and another inside it; yield the start of a command to run there.
