@@ -173,6 +173,7 @@ def test_a_precision_that_a_card_only_emulates_is_refused(
         return frameworks.unsupported_reason(run, dataclasses.replace(MACHINE, gpus=gpus))
 
     assert reason(("new", oldest), ("unused", capability)) is None
+    assert reason(("new", oldest), ("second, which the run does not take", capability)) is None
     assert f"old (compute capability {capability[0]}.{capability[1]})" in (reason(("old", capability)) or "")
 
 

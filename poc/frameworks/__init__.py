@@ -170,7 +170,8 @@ def unsupported_reason(run: Run, machine: Hardware) -> str | None:
     if run.dtype == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return "dtype=tf32 needs the variable NVIDIA_TF32_OVERRIDE unset"
     if run.kind == "gpu":
-        return next(filter(None, (_emulated_precision(run, gpu) for gpu in usable(run.framework, machine))), None)
+        gpus = usable(run.framework, machine)[: 1 if run.emulated else run.devices]  # those that it takes
+        return next(filter(None, (_emulated_precision(run, gpu) for gpu in gpus)), None)
     if run.synchronises and isinstance(run.kvstore, NCCL):
         return "kvstore=nccl needs NVIDIA GPUs"
     if run.dtype in ("float16", "tf32"):
