@@ -13,7 +13,7 @@ from poc.host import hardware
 from poc.records import provenance, timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult
 from poc.run import checkpoint
-from poc.run.launcher import own_cores, own_gpus
+from poc.run.launcher import _occupied, own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
 from poc.run.worker import evaluation_batch
 from tests import fake_gpus, test_imagenet
@@ -29,6 +29,7 @@ from tests.builders import (
     run_of,
 )
 from tests.launch import finish, git, killed_at_40, records, run_here
+from tests.recorded_nvml import eight_cards
 from tests.test_host import use
 
 slow = pytest.mark.slow
@@ -281,6 +282,15 @@ def test_each_worker_of_a_host_gets_its_own_cards(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     run = dataclasses.replace(run_of(**{**TWO_WORKERS, **GLUON, "devices": sum(map(len, own))}), kind="gpu")
     assert [[card.index for card in cards] for cards in own_gpus(run, hardware.detect(), 2)] == own
+
+
+def test_memory_that_others_use_of_its_cards_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = use(eight_cards(), monkeypatch)
+    gpus = hardware.detect().gpus
+    library.cards[1]["lost"] = 0
+    assert _occupied([gpus[:2]]) == ""
+    library.now = 2  # they use 3 GiB
+    assert _occupied([gpus[:2], gpus[2:3]]) == "3 GiB of GPU 0, 3 GiB of GPU 2"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from poc.values import UserError
 _FREE_GIGABYTES = 2.0  # disk space for data and results
 # NCCL's processes exchange data in shared memory; its size in a container by default, in bytes, is too small for that.
 _SHARED_MEMORY, _DOCKER_SHARED_MEMORY = Path("/dev/shm"), 64 << 20  # noqa: S108
-_IDLE_PERCENT, _IDLE_BYTES = 10, 2 << 30  # use of a GPU that may be idle: its driver takes some memory, too
+_IDLE_PERCENT = 10  # use of a GPU that may be idle
 _EXTRAS = ("dev", "ray", "horovod")
 _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp1"}
 
@@ -120,7 +120,7 @@ def _warnings(machine: Hardware) -> Iterator[str]:
     idle, busy = list[int](), list[int]()
     for gpu in machine.gpus:
         rates, memory = (nvml.query(f"nvmlDeviceGet{name}", gpu.index) for name in ("UtilizationRates", "MemoryInfo"))
-        is_busy = rates and memory and (rates.gpu > _IDLE_PERCENT or memory.used > _IDLE_BYTES)
+        is_busy = rates and memory and (rates.gpu > _IDLE_PERCENT or memory.used > nvml.IDLE_BYTES)
         (busy if is_busy else idle).append(gpu.index)
     if busy:
         advice = f"export CUDA_VISIBLE_DEVICES={nvml.cuda_setting(idle)}" if idle else "see nvidia-smi"

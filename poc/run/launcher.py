@@ -91,6 +91,7 @@ class HostResult:
     interrupted: bool
     monitor: Monitored | None
     core_use: dict[str, float]  # fields of a record (`core_use`)
+    occupied: str = ""  # memory of its GPUs that others used at the start, if they were not idle
 
 
 class Launcher(Protocol):
@@ -161,7 +162,7 @@ class LocalLauncher:
         """
         run, machine = Run.from_json(request["run"]), self._context.machine
         cards = own_gpus(run, machine, len(environments))
-        cores = own_cores(run, cards)
+        cores, occupied = own_cores(run, cards), _occupied(cards)
         # A compiler gives no sign of life.
         patience = self._context.patience * (_COMPILER_PATIENCE if run.compile else 1)
         workers: dict[str, subprocess.Popen[str]] = {}
@@ -180,11 +181,7 @@ class LocalLauncher:
                 for index, (name, path) in enumerate(events.items()):
                     variables = dict(environments[index])
                     if run.kind == "gpu":
-                        variables.update(frameworks.library_path(run.framework))
-                        variables["CUDA_VISIBLE_DEVICES"] = nvml.cuda_setting([card.index for card in cards[index]])
-                        # More threads than cores that it is bound to would wait for each other.
-                        bound = len(cores[index])
-                        variables["OMP_NUM_THREADS"] = str(min(bound, int(variables.get("OMP_NUM_THREADS", bound))))
+                        variables |= _gpu_variables(run, cards[index], len(cores[index]), variables)
                     fields = {"worker": first + index, "cores": cores[index], "events": str(path), "began": began}
                     workers[name] = self._start(run, {**request, **fields}, variables)
                 with _monitor(run, machine, [process.pid for process in workers.values()], cards) as watcher:
@@ -213,6 +210,7 @@ class LocalLauncher:
             interrupted=interrupted,
             monitor=watcher.summary(_timed_spans(next(iter(results.values())), began)) if watcher else None,
             core_use=core_use(self._before),
+            occupied=occupied,
         )
 
     def _start(self, run: Run, request: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -270,6 +268,27 @@ def _threads(run: Run, cores: int) -> int:
     if run.kind == "gpu" or run.cores_per_worker or run.workers > 1:
         return run.cores_per_worker or max(1, cores // run.workers)
     return chosen_threads() or free_cores(cores)
+
+
+def _gpu_variables(run: Run, cards: Sequence[GPU], cores: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a worker on these GPUs that is bound to so many cores; it has `variables`."""
+    return {
+        **frameworks.library_path(run.framework),
+        "CUDA_VISIBLE_DEVICES": nvml.cuda_setting([card.index for card in cards]),
+        # More threads than cores that it is bound to would wait for each other.
+        "OMP_NUM_THREADS": str(min(cores, int(variables.get("OMP_NUM_THREADS", cores)))),
+    }
+
+
+def _occupied(cards: Sequence[Sequence[GPU]]) -> str:
+    """Say how much memory is in use on each of these GPUs that is not idle."""
+    occupied = []
+    for card in (card for own in cards for card in own):
+        with contextlib.suppress(nvml.NoAnswerError):  # the run will say why
+            memory = nvml.query("nvmlDeviceGetMemoryInfo", card.index)
+            if memory and memory.used > nvml.IDLE_BYTES:
+                occupied.append(f"{memory.used / 2**30:.0f} GiB of GPU {card.index}")
+    return ", ".join(occupied)
 
 
 def _result(events: Path, status: int = 0) -> WorkerResult:

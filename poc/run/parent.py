@@ -76,8 +76,11 @@ def execute(
         why = reason
         print(f"  {why}; restarting ({restarts_left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     measured = {**merge_workers(workers), **_merge_hosts(hosts)} if workers else {}
+    occupied = ", ".join(filter(None, (host.occupied for host in hosts)))
     if interrupted and measured.get("outcome") != COMPLETED:  # it may have been in its trace
         measured.update(outcome=FAILED, reason=INTERRUPTED)
+    elif occupied and measured.get("outcome") == OUT_OF_MEMORY:  # the next command may find more
+        measured.update(outcome=FAILED, reason=f"{OUT_OF_MEMORY} while others used {occupied}")
     elif reason:
         measured.update(outcome=OUT_OF_MEMORY if killed_for_memory else FAILED, reason=reason)
     return dataclasses.replace(record, **measured), interrupted

@@ -44,7 +44,8 @@ class Sweep:
             for recipe, planned in self.plans
             for number, item in enumerate(planned, start=1)
         )
-        self.failed: list[tuple[str, str]] = []  # id and data set of each run that failed
+        # Outcomes by id and data set of the runs that failed: out of memory where others used some of it, else failed.
+        self.failed: dict[tuple[str, str], str] = {}
         planned = [item.planned for item in self.items if not item.planned.skip]
         searched = [candidates for item in planned for candidates in item.searched]
         self._details = varied(itertools.chain([item.run for item in planned], *searched))
@@ -147,19 +148,23 @@ class Sweep:
                 self._repeat(item, run, launcher)
             if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
                 results = {(run.id, run.data.key) for run in stage.runs}
-                self.failed = [failure for failure in self.failed if failure not in results]
+                self.failed = {key: failure for key, failure in self.failed.items() if key not in results}
         return True
 
     def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
-        """Do a repeat of `run` unless it is done, and return its outcome."""
+        """Do a repeat of `run` unless it is done, and return its outcome.
+
+        That is out of memory, too, if it failed because others used memory: a smaller batch may fit.
+        """
+        key = run.id, run.data.key
         suffix = f", repeat {item.planned.repeat}" if item.planned.repeat > 1 else ""
         title = f"{item.title} [{run.id}] {run}{suffix}"
         if self._done.enough(run, item.planned.repeat):
             self.say(f"{title}: already in the journal (--again repeats it)", detail=True)
             return self._done.outcome(run) or COMPLETED
-        if (run.id, run.data.key) in self.failed:  # it may have hung, and would again
+        if key in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
-            return FAILED
+            return self.failed[key]
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
         self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
@@ -181,8 +186,8 @@ class Sweep:
         self.estimator.learn(record)
         self._done.add(record)
         if record.outcome == FAILED:
-            self.failed.append((run.id, run.data.key))
-        return record.outcome
+            self.failed[key] = OUT_OF_MEMORY if record.reason.startswith(OUT_OF_MEMORY) else FAILED
+        return self.failed.get(key, record.outcome)
 
     def say_left(self, items: Iterable[Item]) -> None:
         """Print how many of the `items` are not done yet, if any."""
