@@ -1,5 +1,6 @@
 """Steps that PyTorch records and replays. A tape of operators takes the CUDA graph's place (tests/torch_tape.py)."""
 
+import contextlib
 import dataclasses
 import importlib
 from pathlib import Path
@@ -116,7 +117,8 @@ def test_other_kinds_of_steps_and_a_resumed_session_mix_with_replays() -> None:
         if is_eager:
             never_warm(session)
         for step, batch in enumerate(batches(run, steps=STEPS)):
-            session.step(batch, rate(step), norms=step % 4 == 0, sync=step != 6)
+            with session.without_sync() if step == 6 else contextlib.nullcontext():
+                session.step(batch, rate(step), norms=step % 4 == 0)
         halfway = session.state()
         resumed = opened(run, Tape, first_step=STEPS, state=halfway)
         if is_eager:
@@ -144,7 +146,8 @@ def test_a_step_without_synchronisation_is_recorded_once_its_like_is_and_without
     run = run_of()
     session = opened(run, Checked)
     for step, batch in enumerate(batches(run, steps=STEPS)):
-        session.step(batch, 0.01, sync=step < STEPS - 1)
+        with session.without_sync() if step == STEPS - 1 else contextlib.nullcontext():
+            session.step(batch, 0.01)
     assert cleared == [True, True]
 
 

@@ -37,7 +37,7 @@ def of_a_step(session: Any, first: Batch, second: Batch) -> tuple[Operators, Ope
     session.step(first, 0.01)
     placed = session.place(second)
     with Operators() as computed:
-        session._accumulate(placed, sync=True, norms=False)
+        session.forward_backward(session._micro_batches(placed))
     with Operators() as updated:
         session.apply_update(0.01)
     return computed, updated

@@ -85,6 +85,8 @@ class Session(abc.ABC):
     _worker = 0
     """Index of this process among those of the run."""
     _has_dropout = False
+    _syncs = True
+    """Whether steps sum the gradients of all devices."""
     _gradient_scale = 1.0
     """Factor between the gradients on the devices and those of the mean loss over the global batch."""
 
@@ -102,26 +104,30 @@ class Session(abc.ABC):
         self._norms: list[tuple[Sequence[Scalar], Scalar]] = []
         self._placed: PlacedBatch | None = None
 
-    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
+    def step(self, batch: Batch, learning_rate: float, *, norms: bool = False) -> None:
         """Enqueue one optimizer step over this process's batch and return at once.
 
-        Without `sync` each replica is updated by its own gradients: the upper bound of the speed. With `norms` the
-        gradients' norms are recorded for `gradient_norms`.
+        With `norms` the gradients' norms are recorded for `gradient_norms`.
         """
         began = time.monotonic()
         self._seed_step()
-        local_squares = self._accumulate(self.place(batch), sync=sync, norms=norms)
+        compute = self._measure_norms if norms else self.forward_backward
+        compute(self._micro_batches(self.place(batch)))
         self._step += 1
         self._samples += len(batch)
         if self._run.straggler and self._worker == self._run.workers - 1:
             self.wait()
             time.sleep(self._run.straggler * (time.monotonic() - began))
-        if norms:
-            self.all_reduce_gradients()
-            self._norms.append((local_squares, self._squared_norm(0)))
-        elif sync:
+        if self._syncs and not norms:
             self.sync_gradients()
-        self.apply_update(learning_rate, local=not sync)
+        self.apply_update(learning_rate)
+
+    @contextlib.contextmanager
+    def without_sync(self) -> Iterator[None]:
+        """Let each replica be updated by its own gradients in the steps within: the upper bound of the speed."""
+        self._syncs = False
+        yield
+        self._syncs = True
 
     def _seed_step(self) -> None:
         """Give the step dropout masks of its own, the same ones in a resumed run.
@@ -132,14 +138,13 @@ class Session(abc.ABC):
             (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
             self._seed_dropout(int(seed))
 
-    def _accumulate(self, placed: PlacedBatch, *, sync: bool, norms: bool) -> list[Scalar]:
-        """Sum the gradients of a batch's micro-batches; return the squared norms of each one's if `norms`.
+    def _micro_batches(self, placed: PlacedBatch) -> Iterator[list[Part]]:
+        """Return the inputs of a batch's micro-batches, each of which is trained before the next one is prepared.
 
         Emulated devices are micro-batches, too. Real devices have running statistics of their own, which are averaged
         when they are read. Their update is linear, so each emulated device may start from the same average.
         """
-        squares: list[Scalar] = []
-        emulated, last = self._run.devices if self._run.emulated else 1, len(placed.uploaded) - 1
+        emulated = self._run.devices if self._run.emulated else 1
         averaged = self._batch_stats() if emulated > 1 else []
         for number in range(len(placed.uploaded)):
             if number % emulated == 0:
@@ -147,18 +152,21 @@ class Session(abc.ABC):
                 sums = [values * 0 for values in averaged]
             for values, old in zip(averaged, start):
                 values[:] = old
-            parts, is_first = self._inputs(placed, number), number == 0
-            # The norms are those of the micro-batch alone.
-            with self._added_gradients(norms and not is_first):
-                replaces = is_first or norms
-                self.forward_backward(parts, sync=sync and not norms, is_first=replaces, is_last=number == last)
-                if norms:
-                    squares += map(self._squared_norm, self._devices)
+            yield self._inputs(placed, number)
             for total, values in zip(sums, averaged):
                 total += values
                 if (number + 1) % emulated == 0:
                     values[:] = total / emulated
-        return squares
+
+    def _measure_norms(self, micro_batches: Iterable[list[Part]]) -> None:
+        """Compute gradients as `forward_backward`, sum them over all devices, and record the norms before and after."""
+        squares: list[Scalar] = []
+        for number, parts in enumerate(micro_batches):
+            with self._added_gradients(number > 0), self.without_sync():
+                self.forward_backward([parts])
+                squares += map(self._squared_norm, self._devices)
+        self.all_reduce_gradients()
+        self._norms.append((squares, self._squared_norm(0)))
 
     def _inputs(self, placed: PlacedBatch, number: int) -> list[Part]:
         if number not in placed.prepared:
@@ -183,11 +191,10 @@ class Session(abc.ABC):
             values += old
 
     @abc.abstractmethod
-    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
-        """Compute every device's gradients of its part of a micro-batch, and add its loss.
+    def forward_backward(self, micro_batches: Iterable[list[Part]]) -> None:
+        """Compute the sum of each device's gradients of its parts of the micro-batches, and add its losses.
 
-        The gradients of a step's first micro-batch replace those that are there, others are added. A framework whose
-        all-reduce overlaps the backward pass does it in the last one if `sync`; its `sync_gradients` is empty.
+        A framework whose all-reduce overlaps the last backward pass does it here; its `sync_gradients` is empty.
         """
 
     def sync_gradients(self) -> None:
@@ -203,8 +210,8 @@ class Session(abc.ABC):
         self.all_reduce_gradients()
 
     @abc.abstractmethod
-    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
-        """Apply the optimizer to all replicas by the summed gradients, or to each by its own if `local`."""
+    def apply_update(self, learning_rate: float) -> None:
+        """Apply the optimizer to all replicas by the summed gradients, or to each by its own `without_sync`."""
 
     def place(self, batch: Batch) -> PlacedBatch:
         """Copy a batch to the devices; a batch that comes again is there already.

@@ -65,8 +65,9 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
     The parts are the wait for other workers after independent steps, the synchronisation alone, the wait for data, and
     the call that enqueues a step.
     """
-    step, waited, issue = _steps(session, batches, learning_rate, sync=True)
-    independent, _, _ = _steps(session, batches, learning_rate, sync=False)
+    step, waited, issue = _steps(session, batches, learning_rate)
+    with session.without_sync():
+        independent, _, _ = _steps(session, batches, learning_rate)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
@@ -77,9 +78,7 @@ def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> 
     return [*(part / _WINDOW_STEPS for part in seconds), issue]
 
 
-def _steps(
-    session: Session, batches: Iterator[Batch], learning_rate: float, *, sync: bool
-) -> tuple[float, float, float]:
+def _steps(session: Session, batches: Iterator[Batch], learning_rate: float) -> tuple[float, float, float]:
     """Return the seconds of a window of steps, of waiting for data, and of the call of the first step.
 
     The devices are idle when that begins, so it does not wait for room in their queue.
@@ -91,7 +90,7 @@ def _steps(
         batch = next(batches)
         arrived = time.monotonic()
         waited += arrived - request
-        session.step(batch, learning_rate, sync=sync)
+        session.step(batch, learning_rate)
         if number == 0:
             first_call = time.monotonic() - arrived
     session.drain()

@@ -127,10 +127,10 @@ class AsyncSession(DistributedSession):
         self._push()
         self._pull()
 
-    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
+    def apply_update(self, learning_rate: float) -> None:
         """Update replicas by their own gradients only; else the servers have updated the parameters."""
-        if local:
-            super().apply_update(learning_rate, local=True)
+        if not self._syncs:
+            super().apply_update(learning_rate)
 
     def _push(self) -> None:
         for number, (key, buffer) in enumerate(zip(self._keys, self._buffers)):

@@ -179,23 +179,24 @@ class MXNetSession(Session):
         """A second network for evaluation: there oneDNN changes weights to a layout that views cannot have."""
         return self._build(evaluates=True)
 
-    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
-        super().step(batch, learning_rate, sync=sync, norms=norms)
+    def step(self, batch: Batch, learning_rate: float, *, norms: bool = False) -> None:
+        super().step(batch, learning_rate, norms=norms)
         if self._run.kind == "gpu":
             self._enqueued.append([*self._losses.values()])
             if len(self._enqueued) > _MOST_AHEAD:
                 for loss in self._enqueued.popleft():
                     loss.wait_to_read()
 
-    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
+    def forward_backward(self, micro_batches: Iterable[list[Part]]) -> None:
         # A CPU's contexts share one source of random masks, so they have to draw in order.
         map_devices = map if self._has_dropout and self._run.kind == "cpu" else self._map_devices
-        with self._added_gradients(not is_first):
-            list(map_devices(self._backward, self._compiled, range(len(parts)), parts))
-        if self._run.emulated:
-            # The backward pass updates the statistics without telling MXNet's engine, which does not order it before
-            # those who read them.
-            mx.nd.waitall()
+        for number, parts in enumerate(micro_batches):
+            with self._added_gradients(number > 0):
+                list(map_devices(self._backward, self._compiled, range(len(parts)), parts))
+            if self._run.emulated:
+                # The backward pass updates the statistics without telling MXNet's engine, which does not order it
+                # before those who read them.
+                mx.nd.waitall()
 
     def _backward(self, compiled: tuple[Any, list[Any]], device: int, part: Part) -> None:
         """Compute a device's gradients of its part of a batch."""
@@ -244,9 +245,9 @@ class MXNetSession(Session):
             self._store.push(key, arrays, priority=priority)
             self._store.pull(key, out=out, priority=priority)
 
-    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
-        """Update each buffer on its owner and broadcast it, or `local` on every device; skip a step that overflows."""
-        updating: list[Sequence[int]] = [self._devices for _ in self._buffers] if local else self._owners
+    def apply_update(self, learning_rate: float) -> None:
+        """Update each buffer on its owner and broadcast it; skip a step that overflows."""
+        updating = self._owners if self._syncs else [self._devices for _ in self._buffers]
         finite = self._unscale(self._loss_scale, updating) if self._loss_scale else None
 
         def update_on(device: int) -> None:

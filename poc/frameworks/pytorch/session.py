@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +136,16 @@ class TorchSession(Session):
         # With the device NCCL connects at once, and never to a card that it infers from the worker's number.
         dist.init_process_group(backend, store=store, rank=self._worker, world_size=workers, device_id=device)
 
-    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
+    def step(self, batch: Batch, learning_rate: float, *, norms: bool = False) -> None:
         placed = self.place(batch)
-        kind = sync, *(tensor.shape for tensors in placed.uploaded for tensor in tensors)
+        kind = self._syncs, *(tensor.shape for tensors in placed.uploaded for tensor in tensors)
         if norms or self._replays is None or not (self._replays.is_warm(kind) or self._has_recorded_like(kind)):
-            super().step(placed, learning_rate, sync=sync, norms=norms)
+            super().step(placed, learning_rate, norms=norms)
             return
 
         def work(uploaded: graphs.Batch) -> None:
             recorded_batch, before = dataclasses.replace(placed, uploaded=uploaded, prepared={}), self._addresses()
-            self._accumulate(recorded_batch, sync=sync, norms=False)
+            self.forward_backward(self._micro_batches(recorded_batch))
             self._update()
             if replaced := [name for name, address in self._addresses().items() if before.get(name) != address]:
                 # Each replay would start from the tensor before the recording.
@@ -172,17 +172,17 @@ class TorchSession(Session):
         assert self._replays
         return not self._run.compile and any(other[1:] == kind[1:] for other in self._replays.recorded)
 
-    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
-        """Compute the gradients; with `sync` DistributedDataParallel averages them during the last backward pass.
+    def forward_backward(self, micro_batches: Iterable[list[Part]]) -> None:
+        """Compute the gradients; DistributedDataParallel averages them during the last backward pass.
 
         The loss is scaled so that this average is the gradient of the global batch's mean loss.
         """
-        averages = sync and self._ddp is not None and self._run.kvstore.sums
+        averages = self._syncs and self._ddp is not None and self._run.kvstore.sums
         share = (self._run.workers if averages else 1) / self._run.global_batch
-        if is_first:
-            self._optimizer.zero_grad()
-        with contextlib.nullcontext() if self._ddp is None or (averages and is_last) else self._ddp.no_sync():
-            for images, labels in parts:
+        self._optimizer.zero_grad()
+        for number, ((images, labels),) in enumerate(micro_batches, start=1):
+            is_last = averages and number == self._run.accumulate
+            with contextlib.nullcontext() if self._ddp is None or is_last else self._ddp.no_sync():
                 with self._autocast():
                     scores = self._forward(images)
                 loss = functional.cross_entropy(

@@ -39,7 +39,7 @@ class FaultySession(NumpySession):
             return self._step >= int(Path(os.environ.get("POC_HOLD", "")).read_text())
         return False
 
-    def step(self, batch: Batch, learning_rate: float, *, sync: bool = True, norms: bool = False) -> None:
+    def step(self, batch: Batch, learning_rate: float, *, norms: bool = False) -> None:
         while self._is_held():
             time.sleep(0.02)
         until = time.process_time() + (_SPIN_SECONDS if self._fault == "spin" and self._step == 10 else 0.0)
@@ -47,9 +47,9 @@ class FaultySession(NumpySession):
             pass
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
-        if self._fault == "apart" and not sync:
+        if self._fault == "apart" and not self._syncs:
             raise MemoryError("no room for a step without synchronisation")
-        super().step(batch, learning_rate, sync=sync, norms=norms)
+        super().step(batch, learning_rate, norms=norms)
 
     def drain(self) -> float:
         loss = super().drain()

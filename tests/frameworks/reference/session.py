@@ -1,6 +1,6 @@
 """A perceptron on the devices of one process: forward and backward passes, SGD, and gradient synchronisation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -62,9 +62,10 @@ class NumpySession(Session):
         return {name: view.copy() for name, view in self._named().items()}
 
     @_quiet
-    def forward_backward(self, parts: list[Part], *, sync: bool, is_first: bool = True, is_last: bool = True) -> None:
-        with self._added_gradients(not is_first):
-            self._backward(parts)
+    def forward_backward(self, micro_batches: Iterable[list[Part]]) -> None:
+        for number, parts in enumerate(micro_batches):
+            with self._added_gradients(number > 0):
+                self._backward(parts)
 
     def _backward(self, parts: list[Part]) -> None:
         for (images, labels), parameters, gradients in zip(parts, self._parameters, self._rows):
@@ -90,7 +91,7 @@ class NumpySession(Session):
             self._rows[:] = self._hub.sum(self._rows.sum(axis=0))
 
     @_quiet
-    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
+    def apply_update(self, learning_rate: float) -> None:
         # As in MXNet, with the learning rate in the momentum.
         self._momentum *= self._run.optimizer.momentum
         self._momentum -= learning_rate * (self._rows + self._decay * self._parameters)
