@@ -31,10 +31,8 @@ _BYTES_PER_JOB = 1 << 21
 class Batch:
     """Input of one worker for one step."""
 
-    images: Pixels | Crops
-    """(samples, 3, height, width), RGB, contiguous; or crops of the images that the devices hold."""
-    labels: Labels
-    """(samples,), class numbers from 0."""
+    images: Pixels | Crops  # (samples, 3, height, width), RGB, contiguous; or crops of the images that the devices hold
+    labels: Labels  # (samples,), class numbers from 0
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -36,10 +36,8 @@ class Release:
     spec: CIFAR10 | CIFAR100
     url: str
     sha256: str
-    files: tuple[str, ...]
-    """Files of the Python version, test images last; those of the binary version end with .bin."""
-    folders: tuple[str, str]
-    """Folders of the binary and the Python version in their archives."""
+    files: tuple[str, ...]  # files of the Python version, test images last; those of the binary version end with .bin
+    folders: tuple[str, str]  # folders of the binary and the Python version in their archives
     labels: tuple[str, int]
     """Key of the labels in the Python version; labels per image in the binary one, of which the last counts."""
     train: int = CIFAR10().train

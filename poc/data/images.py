@@ -26,8 +26,7 @@ Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
 
 CHECKSUM_DIGITS = 16
-MOST_THREADS = 16
-"""Upper limit of data-loading threads; more gave no speed-up."""
+MOST_THREADS = 16  # upper limit of data-loading threads; more gave no speed-up
 
 _PAD_VALUE = 127
 # OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
@@ -39,20 +38,16 @@ _pad_lock = threading.Lock()
 class Crops(NamedTuple):
     """Crops of training images, each field (samples,), int32."""
 
-    images: npt.NDArray[np.int32]
-    """Indices of the images."""
-    tops: npt.NDArray[np.int32]
-    """Pixels from the upper edge of the padded image."""
+    images: npt.NDArray[np.int32]  # indices of the images
+    tops: npt.NDArray[np.int32]  # pixels from the upper edge of the padded image
     lefts: npt.NDArray[np.int32]
-    flipped: npt.NDArray[np.int32]
-    """1 if the crop is flipped horizontally, else 0."""
+    flipped: npt.NDArray[np.int32]  # 1 if the crop is flipped horizontally, else 0
 
 
 class Split(Protocol):
     """Training or validation images, in memory or in files."""
 
-    labels: npt.NDArray[np.int32]
-    """(samples,), class numbers from 0."""
+    labels: npt.NDArray[np.int32]  # (samples,), class numbers from 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,14 +69,12 @@ class Split(Protocol):
 class Dataset:
     """Training and validation images."""
 
-    name: str
-    """Name of the images (`DataId.name`)."""
+    name: str  # name of the images (`DataId.name`)
     train: Split
     validation: Split
     checksum: str = ""
     """Checksum of both splits as they were read, before a validation split is taken from the training images."""
-    source: Path | None = None
-    """Folder or archive with its files; None if it was made here or downloaded."""
+    source: Path | None = None  # folder or archive with its files; None if it was made here or downloaded
 
     @property
     def data_id(self) -> DataId:
@@ -97,10 +90,8 @@ class Images(Split):
     crop, horizontal flip, then one random offset each of hue, lightness and saturation, clipped at its limit.
     """
 
-    images: Pixels
-    """(samples, height, width, 3), RGB."""
-    labels: npt.NDArray[np.int32]
-    """(samples,), class numbers from 0."""
+    images: Pixels  # (samples, height, width, 3), RGB
+    labels: npt.NDArray[np.int32]  # (samples,), class numbers from 0
 
     def part(self, indices: Indices) -> Images:
         return Images(self.images[indices], self.labels[indices])

@@ -24,8 +24,7 @@ from poc.data.recordio import check_end
 from poc.values import UserError, write_atomically
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-_IMAGES = (b"\xff\xd8", b"\x89PNG")
-"""First bytes of JPEG and PNG files."""
+_IMAGES = (b"\xff\xd8", b"\x89PNG")  # first bytes of JPEG and PNG files
 _NAME_DIGITS = 6
 
 

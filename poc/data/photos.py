@@ -28,8 +28,7 @@ SAMPLED_RECORDS = 64
 """Records of each of ImageNet's files that its checksum covers, evenly spaced from the first to the last."""
 SUFFIXES = (".jpg", ".jpeg", ".png")
 _CENTRE = np.nextafter(0.5, 0)  # of an odd number of pixels, the smaller half is above and to the left
-_WIDEST = 4 / 3
-"""Largest ratio of width to height, and of height to width, of a random resized crop."""
+_WIDEST = 4 / 3  # largest ratio of width to height, and of height to width, of a random resized crop
 _CHUNK = 1 << 20
 _TRIES = 10
 Numbers = npt.NDArray[np.float64]
@@ -86,8 +85,7 @@ class ClassFolders:
         if not self.classes:
             raise UserError(f"data: {path} has no folder per class")
         names = [_images_in(path, name) for name in self.classes]
-        self.names = list(itertools.chain(*names))
-        """Paths of the images relative to `path`, with slashes."""
+        self.names = list(itertools.chain(*names))  # paths of the images relative to `path`, with slashes
         self.labels = np.repeat(np.arange(len(names), dtype=np.int32), [*map(len, names)])
 
     def read(self, index: int) -> Pixels:

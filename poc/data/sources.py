@@ -20,8 +20,7 @@ from poc.data.cifar import RELEASES, Release
 from poc.data.images import CHECKSUM_DIGITS, Dataset, Images, checksum, split_off_validation
 from poc.values import UserError
 
-_RETRIES = 2
-"""How often a download is tried again; without it all runs would be on synthetic images."""
+_RETRIES = 2  # how often a download is tried again; without it all runs would be on synthetic images
 
 
 def load(

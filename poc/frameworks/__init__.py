@@ -45,8 +45,7 @@ _MIN_CAPABILITY = {"float16": (5, 3), "bfloat16": (8, 0), "tf32": (8, 0)}
 class Cluster:
     """Environment of a run's workers."""
 
-    environments: list[dict[str, str]]
-    """Each worker's environment variables, to be set before it starts."""
+    environments: list[dict[str, str]]  # each worker's environment variables, to be set before it starts
     helpers: dict[str, subprocess.Popen[str]]
     """Processes that serve the workers, by name; the run is lost if one ends before they do."""
 
@@ -73,22 +72,14 @@ def worker_environments(
 class Framework(Protocol):
     """Members of a framework's module. Importing it must not import its framework."""
 
-    LABEL: str
-    """The framework's name in tables."""
-    PACKAGES: tuple[str, ...]
-    """Installed packages that it consists of: possible names of its framework first."""
-    BUILDS: tuple[Build, ...]
-    """Builds of its framework, preferred ones first; the last is for CPUs."""
-    DTYPES: tuple[str, ...]
-    """Precisions that it trains in."""
-    SUPPORTED_OPTIONS: tuple[str, ...]
-    """Fields of `Training` marked `by_framework` that it supports."""
-    NETWORKS: Collection[str]
-    """Names of the registered models that it builds."""
-    OPTIMIZERS: Collection[type[Any]]
-    """Supported types of `run.optimizer`."""
-    KVSTORES: Collection[type[Any]]
-    """Supported types of `run.kvstore` among several real devices."""
+    LABEL: str  # the framework's name in tables
+    PACKAGES: tuple[str, ...]  # installed packages that it consists of: possible names of its framework first
+    BUILDS: tuple[Build, ...]  # builds of its framework, preferred ones first; the last is for CPUs
+    DTYPES: tuple[str, ...]  # precisions that it trains in
+    SUPPORTED_OPTIONS: tuple[str, ...]  # fields of `Training` marked `by_framework` that it supports
+    NETWORKS: Collection[str]  # names of the registered models that it builds
+    OPTIMIZERS: Collection[type[Any]]  # supported types of `run.optimizer`
+    KVSTORES: Collection[type[Any]]  # supported types of `run.kvstore` among several real devices
     WARMUP_STEPS: int
     """First steps on GPUs that may be slower than all others, e.g. because a CUDA graph is recorded in the last one."""
 

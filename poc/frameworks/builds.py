@@ -15,8 +15,7 @@ LINK = "installed.pth"
 """File in an environment of make_environment.sh that lists the folders of packages of the user's Python."""
 _FOLDER = Path(__file__).resolve().parent
 _NAMED_PYTHON = _FOLDER.parents[1] / ".venv/made-by-make_environment.sh/python"
-_PROBE_SECONDS = 120
-"""Time limit: an import from a cold network disk takes a minute."""
+_PROBE_SECONDS = 120  # time limit: an import from a cold network disk takes a minute
 
 
 @value
@@ -25,24 +24,18 @@ class Build:
 
     package: str
     version: str
-    requirements: tuple[str, ...]
-    """Lists of packages that install it: paths in the checkout."""
-    gigabytes: float
-    """Size on the disk, once installed."""
+    requirements: tuple[str, ...]  # lists of packages that install it: paths in the checkout
+    gigabytes: float  # size on the disk, once installed
     separate: bool = False
     """Whether it has an environment of its own, since its libraries clash with those of another framework."""
     code: tuple[tuple[int, int], ...] = ()
     """Compute capabilities that it contains machine code for; empty for a build for CPUs."""
-    driver: str = ""
-    """Oldest driver that it runs with."""
-    libraries: tuple[str, ...] = ()
-    """Shared libraries that no package contains: they have to be on the machine."""
-    hint: str = ""
-    """How to install these libraries."""
+    driver: str = ""  # oldest driver that it runs with
+    libraries: tuple[str, ...] = ()  # shared libraries that no package contains: they have to be on the machine
+    hint: str = ""  # how to install these libraries
     processors: tuple[str, ...] = ("x86_64",)
     """Architectures that it is published for, as `platform.machine` names them."""
-    python: str = ""
-    """The Python that has it; empty for a published build."""
+    python: str = ""  # the Python that has it; empty for a published build
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"

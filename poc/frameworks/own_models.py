@@ -43,8 +43,7 @@ class Inspected:
     cost: Cost | None = None
     refusal: str = ""
     """Why the framework cannot train it, in one line; empty if it can, or if the framework is not installed."""
-    is_mistake: bool = False
-    """Whether the refusal is a mistake in the model or in its name."""
+    is_mistake: bool = False  # whether the refusal is a mistake in the model or in its name
 
 
 def source(model: str, folder: Path) -> Path | None:
@@ -180,8 +179,7 @@ def _is_of_another_framework(error: Exception, framework: str) -> bool:
     return any(packages & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
 
 
-_inspected: dict[str, Inspected] = {}
-"""The answers that this process has got, by what they depend on."""
+_inspected: dict[str, Inspected] = {}  # the answers that this process has got, by what they depend on
 
 
 def inspect(run: Run) -> Inspected:

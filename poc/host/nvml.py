@@ -22,8 +22,7 @@ THROTTLE_REASONS = {
 }
 """Bits of the driver's throttle reasons that slow down a busy GPU; idling and clocks set by the owner do not count."""
 
-IDLE_BYTES = 2 << 30
-"""Memory that may be in use on an idle GPU, by its driver."""
+IDLE_BYTES = 2 << 30  # memory that may be in use on an idle GPU, by its driver
 
 # After these errors no further query is answered; any other error concerns a single query.
 _FATAL = {

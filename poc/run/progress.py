@@ -85,8 +85,7 @@ class Progress:
         self._run = run
         self._title = title
         timed = run.seconds is not None
-        self._is_counted = not timed
-        """False until the first window has ended, which is no part of the run's seconds."""
+        self._is_counted = not timed  # false until the first window has ended, which is no part of the run's seconds
         self._unit = "seconds" if timed else "steps"
         self._bar = tqdm(
             total=run.seconds if timed else run.last_step,

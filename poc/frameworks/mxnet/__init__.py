@@ -68,8 +68,7 @@ SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma")
 NETWORKS: Collection[str] = tuple(ALL_NETWORKS)
 OPTIMIZERS: Collection[type[Any]] = (config.SGD, config.Nesterov, config.LARS, config.Muon, config.AdamW)
 KVSTORES: Collection[type[Any]] = tuple(kvstores.KVSTORES.values())
-ON_SERVERS = (config.DistAsync, config.SSP)
-"""Kvstores whose servers apply the updates."""
+ON_SERVERS = (config.DistAsync, config.SSP)  # kvstores whose servers apply the updates
 
 
 def layout(kind: str, dtype: str) -> str:

@@ -26,8 +26,7 @@ class DistributedSession(MXNetSession):
     """
 
     def _connect(self) -> None:
-        self._number_keys: dict[int, int] = {}
-        """Keys of `sum_over_workers`, by the length of its arrays."""
+        self._number_keys: dict[int, int] = {}  # keys of `sum_over_workers`, by the length of its arrays
         self._open_store()
         if not isinstance(self._run.kvstore, config.NoSync):
             self._make_keys()
@@ -168,8 +167,7 @@ class SSPSession(AsyncSession):
         super().__init__(run, first_step=first_step, state=state)
         assert isinstance(run.kvstore, config.SSP)
         self._bound = run.kvstore.staleness
-        self.seen: list[list[int]] = []
-        """All workers' clocks after each step, when this worker was allowed to continue."""
+        self.seen: list[list[int]] = []  # all workers' clocks after each step, when this worker was allowed to continue
         self._wait_seconds = 0.0
 
     def sync_gradients(self, receivers: Sequence[Sequence[int]] = ()) -> None:

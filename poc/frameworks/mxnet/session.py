@@ -77,8 +77,7 @@ class MXNetSession(Session):
         copies = run.kind == "gpu" and len(self._devices) > 1
         # A copy to a GPU blocks its thread. Those that issue work must not wait for it.
         self._map_copies: Callable[..., Iterable[Any]] = _threads(len(self._devices), "copies").map if copies else map
-        self._enqueued: deque[list[Any]] = deque()
-        """Losses of the last steps, on GPUs."""
+        self._enqueued: deque[list[Any]] = deque()  # losses of the last steps, on GPUs
         self._mean = [mx.nd.array(self._pixel_mean, ctx=context) for context in self._contexts]
         self._scale: list[Any] = [self._input_scale] * len(self._contexts)
         if isinstance(self._input_scale, np.ndarray):
@@ -110,16 +109,13 @@ class MXNetSession(Session):
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
             self._loss_scale = LossScale(mx.nd.full(1, LossScale.START, ctx=self._contexts[0]))
-        self._optimizers: dict[tuple[int, int], optimizers.Optimizer] = {}
-        """Optimizers by buffer and device."""
+        self._optimizers: dict[tuple[int, int], optimizers.Optimizer] = {}  # optimizers by buffer and device
         self._two_bit = getattr(run.kvstore, "two_bit", None)
         self._sent_dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
-        self._owners: list[Sequence[int]] = [self._devices] * len(self._buffers)
-        """The devices that update each buffer."""
+        self._owners: list[Sequence[int]] = [self._devices] * len(self._buffers)  # the devices that update each buffer
         if not isinstance(run.kvstore, (config.NCCL, config.NoSync)):
             self._owners = [[number % len(self._devices)] for number in range(len(self._buffers))]
-        self._keys: list[int] = []
-        """The kvstore's key of each buffer that is trained; none without synchronisation."""
+        self._keys: list[int] = []  # the kvstore's key of each buffer that is trained; none without synchronisation
         self._key_count = 0
         self._connect()
 

@@ -50,12 +50,10 @@ _CUDA_12 = dataclasses.replace(
 )
 _REQUIREMENTS = ("requirements/torch.txt", "requirements/torch-cpu.txt")
 _CPU = dataclasses.replace(_CUDA_13, requirements=_REQUIREMENTS, gigabytes=0.9, separate=False, code=(), driver="")
-BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)
-"""Their machine code is that of `torch.cuda.get_arch_list()`."""
+BUILDS: tuple[Build, ...] = (_CUDA_13, _CUDA_12, _CPU)  # their machine code is that of `torch.cuda.get_arch_list()`
 EAGER_STEPS = 3
 """Steps before a CUDA graph is recorded: libraries choose their algorithms, and optimizers make their state."""
-DDP_EAGER_STEPS = 11
-"""The same with DistributedDataParallel, which reads its own timers on the host in the first ten."""
+DDP_EAGER_STEPS = 11  # the same with DistributedDataParallel, which reads its own timers on the host in the first ten
 WARMUP_STEPS = DDP_EAGER_STEPS + 1
 DTYPES: tuple[str, ...] = ("float32", "tf32", "float16", "bfloat16")
 SUPPORTED_OPTIONS: tuple[str, ...] = ("label_smoothing", "zero_init_gamma", "layout", "compile", "graphs")

@@ -10,8 +10,7 @@ from poc.values import one_line
 
 _STEPS_AHEAD = 2
 
-Batch = list[list[torch.Tensor]]
-"""The tensors of each micro-batch of a step."""
+Batch = list[list[torch.Tensor]]  # the tensors of each micro-batch of a step
 
 
 class CUDAGraph:
@@ -49,8 +48,7 @@ class RecordedSteps:
     def __init__(self, new_graph: Callable[[], Any], warmup_steps: int) -> None:
         self._new_graph, self._warmup_steps = new_graph, warmup_steps
         self._eager_steps: Counter[Hashable] = Counter()
-        self.recorded: dict[Any, tuple[Any, Batch]] = {}
-        """The graph of each kind of step, and the batch that it reads."""
+        self.recorded: dict[Any, tuple[Any, Batch]] = {}  # the graph of each kind of step, and the batch that it reads
 
     def is_warm(self, kind: Hashable) -> bool:
         """Count a step of this kind, and return whether it need not run eagerly any more."""
