@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def pytest_collection_finish() -> None:
     """Leave modules and test items out of later garbage collections."""
     gc.collect()
     gc.freeze()
+
+
+def _needs(module: str, name: str, option: str) -> pytest.MarkDecorator:
+    reason = f"{name} is not installed: ./make_environment.sh {option}"
+    return pytest.mark.skipif(find_spec(module) is None, reason=reason)
+
+
+needs_torch = _needs("torch", "PyTorch", "--torch")
+needs_horovod = _needs("horovod", "Horovod", "--horovod")
+needs_ray = _needs("ray", "Ray", "--ray")
+
+
+def of_torch(test: Any) -> Any:
+    """Mark a test that needs PyTorch and takes seconds."""
+    return pytest.mark.slow(needs_torch(test))
 
 
 def refused(pattern: str) -> Any:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -92,13 +91,6 @@ class Host:
         ss = subprocess.run(self.command("ss", "-Hltnp"), capture_output=True, text=True, check=True)
         lines = [line for line in ss.stdout.splitlines() if any(f"pid={pid}," in line for pid in pids)]
         return {line.split()[3].rpartition(":")[0] for line in lines}
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to all of its processes but the first."""
-        for process in self.processes():
-            if process.pid != self.init.pid:
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(number)
 
     def kill(self) -> None:
         """End it as a power cut does."""

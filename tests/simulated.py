@@ -55,9 +55,7 @@ MACHINES: dict[str, tuple[str, int, str, int, float | None, float]] = {
     "2 CPU cores": ("", 0, "", 2, None, 2.0),
 }
 _STEP_SECONDS = 0.004
-_REACHED = 0.25
-"""Fraction of its peak that a device reaches in training; a Kepler card reaches half of that."""
-_TIMES_FLOAT32 = {"float32": 1.0, "tf32": 1.6, "bfloat16": 2.0, "float16": 2.0}
+_REACHED = 0.25  # of its peak, by a device in training
 _START = datetime.datetime(2026, 12, 1, 8, tzinfo=datetime.timezone.utc)
 
 
@@ -174,26 +172,20 @@ class Trainer:
         return run.network.memory_bytes(run.data.crop, run.batch_per_device)
 
     def _peak(self, run: Run) -> float:
-        """Return the FLOP/s of one device in the precision of the run."""
+        """Return the FLOP/s of one device, the same in every precision."""
         if run.kind == "gpu":
-            flops = self.machine.gpus[0].flops
-            return flops * (_TIMES_FLOAT32[run.dtype] if self.machine.gpus[0].capability >= (7, 0) else 1.0)
+            return self.machine.gpus[0].flops
         cores = run.cores_per_worker or self.machine.cores
         return self.machine.cpu_flops * cores / self.machine.cores / (run.devices // run.workers)
 
     def _parts_of_step(self, run: Run) -> tuple[float, float]:
         """Return the seconds of computation and of gradient synchronisation per step."""
-        network = run.network
-        kepler = run.kind == "gpu" and self.machine.gpus[0].capability < (5, 0)
-        reached = _REACHED * (0.5 if kepler else 1.0 if run.kind == "gpu" else 2.0)
-        played = run.devices if run.emulated else 1
-        flops = 6 * network.multiply_adds(run.data.crop) * run.batch_per_device * played
-        compute = _STEP_SECONDS + flops / self._peak(run) / reached
+        samples = run.batch_per_device * (run.devices if run.emulated else 1)
+        flops = 6 * run.network.multiply_adds(run.data.crop) * samples
+        compute = _STEP_SECONDS + flops / self._peak(run) / _REACHED
         if not run.synchronises or run.kvstore.name == "none":
             return compute, 0.0
-        slower = {"local": 3.0, "horovod": 1.5}.get(run.kvstore.name, 1.0)
-        moved = 4 * network.cost.parameters * 2 * (run.devices - 1) / run.devices
-        return compute, 0.0005 * math.log2(run.devices) + slower * moved / self._link
+        return compute, 8 * run.network.cost.parameters / self._link
 
     def _noise(self, deviation: float) -> float:
         return 1 + max(-3 * deviation, min(3 * deviation, self._random.gauss(0, deviation)))

@@ -19,7 +19,7 @@ from poc.plan import plan
 from poc.run.launcher import own_gpus
 from tests import fake_gpus, launch, what_runs_where
 from tests.builders import GLUON, recipe_file
-from tests.extras import needs_torch
+from tests.conftest import needs_torch
 from tests.recorded_nvml import kernel_tree
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"

@@ -24,7 +24,7 @@ from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, hel
 from tests.test_host import memory_group
 
 pytestmark = pytest.mark.faults
-KILLS = 20
+KILLS = int(os.environ.get("POC_KILLS", 8))
 # How many changes of its files a run makes before it is killed, at most; a whole run makes some hundreds.
 MOST_CHANGES = 60
 GREEDY = {"batch_per_device": 60_000, "data": Synthetic(train=60_000, validation=160)}

@@ -28,7 +28,7 @@ from tests.test_recipe import CPU
 
 pytestmark = pytest.mark.faults
 KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon AdamW SSP DistSync SGD"
-THOROUGH = settings(max_examples=600)
+THOROUGH = settings(max_examples=200)
 FOLDER = Path(published.__file__).parent
 STUDIES = {study.name: (FOLDER / f"{study.name}.csv").read_bytes() for study in published.load()}
 
@@ -108,7 +108,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(places=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), given_values=st.lists(json_values, min_size=3))
 def test_a_record_with_a_value_of_another_kind_is_left_out_or_shown(
     places: list[int], given_values: list[Any], tmp_path_factory: pytest.TempPathFactory
@@ -145,7 +145,7 @@ def stopped(*_: Any, **__: Any) -> Any:
     raise UserError("it would have run")
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     arguments=st.lists(
         st.one_of(

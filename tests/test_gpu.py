@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests import gpu
-from tests.extras import needs_torch
+from tests.conftest import needs_torch
 
 pytestmark = [pytest.mark.slow, needs_torch]
 

@@ -12,7 +12,7 @@ import pytest
 from poc import SGD, AdamW, Muon, Synthetic, TorchOptimizer
 from poc.config.run import Run
 from tests.builders import MACHINE
-from tests.extras import needs_torch
+from tests.conftest import needs_torch
 from tests.framework_worker import Arrays, batches, interleaved, planned
 
 pytestmark = [pytest.mark.slow, needs_torch]

@@ -152,20 +152,6 @@ def test_a_file_system_without_locks_accepts_records(tmp_path: Path, monkeypatch
     assert names_in(tmp_path / journal.FILE) == ["a", "b"]
 
 
-@pytest.mark.faults
-def test_a_claim_on_a_journal_ends_with_its_process(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "journal.jsonl"
-    with process("with journal.claimed(path): print('claimed', flush=True); time.sleep(3600)", path) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "claimed\n"
-        with pytest.raises(UserError, match="another process"), journal.claimed(path):
-            pass
-        holder.kill()
-        holder.wait()
-    with journal.claimed(path):
-        pass
-
-
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     code = "for i in range(25): append(f'{sys.argv[2]} {i}', 'y' * 5000)"

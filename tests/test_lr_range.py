@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import SGD, AdamW, Exponential, Muon, Recipe, frameworks, report
+from poc import SGD, AdamW, Exponential, Muon, Recipe, frameworks
 from poc.cli import main
 from poc.cli.lr_range import RangeTest, find_rates, plan_tests, range_test
 from poc.records.record import COMPLETED, DIVERGED
-from tests.builders import MACHINE, SMALL, TWO_WORKERS, recipe_file, record_of
-from tests.extras import needs_torch
+from tests.builders import MACHINE, SMALL, TWO_WORKERS, recipe_file
+from tests.conftest import needs_torch
 from tests.framework_worker import batches, planned
 from tests.launch import records
-from tests.pages import trained
 
 RATES = [10 ** (-4 + number / 20) for number in range(101)]
 """From 0.0001 to 10, 20 to a decade."""
@@ -141,17 +140,3 @@ def test_the_command_prints_an_interval_draws_a_figure_and_adds_nothing_to_the_p
     assert main(arguments) == 0
     assert capfd.readouterr().out == printed
     assert records(tmp_path) == [record]
-
-
-def test_no_page_has_a_range_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It takes seconds, and is made from the same table as rows.csv.
-    monkeypatch.setattr("poc.report.explorer.page", lambda table, cache: "")
-    grown = {"grows_from": 1e-4, "learning_rate": 10.0, "evaluate": False}
-    tests = [record_of(run=grown), record_of(run=grown, outcome=DIVERGED, reason="the training loss was nan")]
-    tests.append(record_of(run=grown, infrastructure="another machine", started="2026-12-24T10:00:00+00:00"))
-    for name, others in (("nothing", []), ("results", [trained(1100, 0.80), record_of()])):
-        pages = []
-        for folder, chosen in ((tmp_path / name / "with", [*tests, *others]), (tmp_path / name / "without", others)):
-            report.write(chosen, [], page=folder / "results.md", folder=folder)
-            pages.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
-        assert pages[0] == pages[1]

@@ -19,7 +19,7 @@ from poc.frameworks.session import LossScale
 from poc.host.hardware import detect
 from tests import fake_gpus
 from tests.builders import MACHINE
-from tests.extras import needs_horovod
+from tests.conftest import needs_horovod
 from tests.framework_worker import PLAIN, SUMS, batches, distance, gradients, parameters, planned, trained, workers
 from tests.launch import DEADLINE_SECONDS, python
 
@@ -35,17 +35,18 @@ def run_of(**fields: Any) -> Run:
 
 
 def test_batches_are_placed_on_a_cpu_while_it_computes() -> None:
-    run = run_of()
+    run, shares = run_of(), []
     opened, batch, matrix = frameworks.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))
-    mx.nd.waitall()
-    products = [mx.nd.dot(matrix, matrix, transpose_b=True) for _ in range(20)]
-    start = time.monotonic()
-    opened.place(batch)
-    placed = time.monotonic() - start
-    mx.nd.waitall()
-    total = time.monotonic() - start
-    assert products[-1][0, 0].asscalar() == 1 << 16
-    assert placed < total / 2
+    for _ in range(5):  # others may need the core while a batch is placed
+        mx.nd.waitall()
+        products = [mx.nd.dot(matrix, matrix, transpose_b=True) for _ in range(20)]
+        start = time.monotonic()
+        opened.place(batch)
+        placed = time.monotonic() - start
+        mx.nd.waitall()
+        shares.append(placed / (time.monotonic() - start))
+        assert products[-1][0, 0].asscalar() == 1 << 16
+    assert min(shares) < 0.5
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from poc.data import Batch
 from poc.frameworks.mxnet import prepare
 from poc.values import UserError
 from tests.builders import MACHINE
-from tests.conftest import give_memory_back
-from tests.extras import needs_torch
+from tests.conftest import give_memory_back, needs_torch
 from tests.framework_worker import planned
 from tests.launch import HOME
 

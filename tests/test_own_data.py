@@ -18,13 +18,11 @@ from poc.data import photos
 from poc.data.cifar import RELEASES
 from poc.host import hardware
 from poc.plan import plan
-from poc.records.record import COMPLETED
 from poc.report.results import Results, Subject
 from poc.run.sweep import Sweep
 from poc.run.workload import totals
 from poc.values import UserError
-from tests.builders import MACHINE, build, course, place_in, record_of, run_of
-from tests.launch import finish, killed_at_40, records
+from tests.builders import MACHINE, build, place_in, record_of, run_of
 from tests.test_data import PIXELS, part, python_2_batch, record, tar_of, text, write
 
 CLASSES = ("cat", "dog", "eel")
@@ -33,7 +31,6 @@ SIZES = [(20, 26), (16, 16), (40, 18), (17, 33)]
 FOLDER = Folder("photos", crop=16, resize=20)
 RECORDS = Records(train="train.rec", val="val.rec", classes=3, crop=16, resize=20)
 ARRAYS = Arrays("mine.npz", crop=16, pad=2, mirror=True)
-slow = pytest.mark.slow
 
 
 def picture(label: int, number: int) -> Any:
@@ -309,46 +306,38 @@ def _class_only_in_val(path: Path) -> None:
     shutil.copy(path / "photos/val/eel/16.png", path / "photos/val/fox")
 
 
+def without(name: str) -> Callable[[Path], None]:
+    return lambda path: shutil.rmtree(path / name)
+
+
+def put(name: str, content: bytes = b"") -> Callable[[Path], int]:
+    return lambda path: (path / name).write_bytes(content)
+
+
+def arrays(**changes: Any) -> Callable[[Path], Arrays]:
+    return lambda path: arrays_in(path, **changes)
+
+
 @pytest.mark.parametrize(
     ("kind", "spoil", "problem"),
     [
-        (folder_in, lambda path: shutil.rmtree(path / "photos/val"), "photos/val is missing; use a folder"),
+        (folder_in, without("photos/val"), "photos/val is missing; use a folder"),
         (folder_in, lambda path: (path / "photos/train/ant").mkdir(), "photos/train/ant has no image"),
         (folder_in, _class_only_in_val, "class 'fox' is in .*/val and not in .*/train"),
-        (
-            folder_in,
-            lambda path: shutil.rmtree(path / "photos/val/dog"),
-            "class 'dog' is in .*/train and not in .*/val",
-        ),
-        (folder_in, lambda path: (path / "photos/val/dog/notes.txt").touch(), "val/dog/notes.txt is not a JPEG or PNG"),
-        (folder_in, lambda path: (path / "photos/val/dog/x.png").write_text("x"), "val/dog/x.png is not an image"),
-        (
-            folder_in,
-            lambda path: (path / "photos/val/dog/x.jpg").write_bytes(b"\xff\xd8\xff\xdacut"),
-            "x.jpg is a trunc",
-        ),
-        (
-            records_in,
-            lambda path: (path / "val.rec").write_bytes(part(0, record(PIXELS[0], 3.0))),
-            "val.rec, record 0 has the label 3, labels are 0 to 2",
-        ),
+        (folder_in, without("photos/val/dog"), "class 'dog' is in .*/train and not in .*/val"),
+        (folder_in, put("photos/val/dog/notes.txt"), "val/dog/notes.txt is not a JPEG or PNG"),
+        (folder_in, put("photos/val/dog/x.png", b"x"), "val/dog/x.png is not an image"),
+        (folder_in, put("photos/val/dog/x.jpg", b"\xff\xd8\xff\xdacut"), "x.jpg is a trunc"),
+        (records_in, put("val.rec", part(0, record(PIXELS[0], 3.0))), "val.rec, record 0 has the label 3, .* 0 to 2"),
         (arrays_in, lambda path: (path / "mine.npz").unlink(), "mine.npz cannot be read"),
-        (arrays_in, lambda path: (path / "mine.npz").write_bytes(b"junk"), "mine.npz is not a file of arrays"),
+        (arrays_in, put("mine.npz", b"junk"), "mine.npz is not a file of arrays"),
         (arrays_in, lambda path: np.savez(path / "mine.npz", x_train=PIXELS), "mine.npz has no y_train; it needs x_t"),
-        (arrays_in, lambda path: arrays_in(path, x_test=PIXELS[:12] / 255), "x_test is float64, .* images are uint8"),
-        (arrays_in, lambda path: arrays_in(path, x_test=PIXELS[:12]), "x_train and x_test have different sizes"),
-        (
-            arrays_in,
-            lambda path: arrays_in(path, y_train=np.zeros(47, int)),
-            "y_train is int64, .*47.* each of 48 images",
-        ),
-        (
-            arrays_in,
-            lambda path: arrays_in(path, y_train=np.arange(48) % 3 + 1),
-            "y_train has the label 3; labels .* 0 to 2",
-        ),
-        (arrays_in, lambda path: arrays_in(path, y_train=-np.arange(48)), "y_train has the label -1"),
-        (arrays_in, lambda path: arrays_in(path, y_test=np.arange(12)), "y_test has the label 3; labels of .* 0 to 2"),
+        (arrays_in, arrays(x_test=PIXELS[:12] / 255), "x_test is float64, .* images are uint8"),
+        (arrays_in, arrays(x_test=PIXELS[:12]), "x_train and x_test have different sizes"),
+        (arrays_in, arrays(y_train=np.zeros(47, int)), "y_train is int64, .*47.* each of 48 images"),
+        (arrays_in, arrays(y_train=np.arange(48) % 3 + 1), "y_train has the label 3; labels .* 0 to 2"),
+        (arrays_in, arrays(y_train=-np.arange(48)), "y_train has the label -1"),
+        (arrays_in, arrays(y_test=np.arange(12)), "y_test has the label 3; labels of .* 0 to 2"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_spent(
@@ -430,32 +419,6 @@ def test_own_data_can_be_a_dimension_and_part_of_cases_and_quick_versions(tmp_pa
     assert [setting.data.train_images for setting in recipe.settings()] == [48, 50_000, 48]
     assert recipe.settings()[0].batches[-1] == 48
     assert [setting.data.train_images for setting in recipe.quick_version().settings()] == [48]
-
-
-# Trainings
-
-
-@slow
-def test_a_resumed_run_is_the_same_bit_for_bit_and_a_moved_folder_is_the_same_data(tmp_path: Path) -> None:
-    spec = folder_in(tmp_path)
-    (tmp_path / "mine.py").write_text(
-        "from poc import *\nrecipe = Recipe(model='cifar_mlp', framework='reference', kind='cpu', epochs=12, window=5, "
-        f"lr=0.01, batch_per_device=12, data={dataclasses.replace(spec, crop=32, resize=32)!r})\n"
-    )
-    undisturbed = tmp_path / "undisturbed"
-    undisturbed.mkdir()
-    finish(tmp_path / "mine.py", undisturbed)
-    (expected,) = records(undisturbed)
-    killed_at_40(tmp_path / "mine.py", tmp_path)
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    for name in ("photos", "mine.py"):
-        (tmp_path / name).rename(moved / name)
-    finish(moved / "mine.py", tmp_path)
-    (resumed,) = records(tmp_path)
-    assert (resumed.outcome, course(resumed)) == (COMPLETED, course(expected))
-    assert [noted.step for noted in resumed.resumed] in ([40], [44])  # the kill may come after the next checkpoint
-    assert "already in the journal" in finish(moved / "mine.py", tmp_path)
 
 
 # CIFAR-100

@@ -23,8 +23,7 @@ from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests import test_frameworks
 from tests.builders import MACHINE, TWO_WORKERS, executed, run_of
-from tests.conftest import refused
-from tests.extras import needs_torch
+from tests.conftest import needs_torch, of_torch, refused
 from tests.framework_worker import batches, parameters, planned, trained
 
 GLUON = """\
@@ -505,7 +504,6 @@ ZOO_MODELS = {
     "torchvision:googlenet": ("googlenet", 1.498),
     "torchvision:vit_b_32": ("vit_b_32", 4.409),
     "timm:mobilenetv2_100": ("mobilenet_v2", 0.301),
-    "timm:vit_base_patch32_224": ("vit_b_32", 4.409),
 }
 """The same architecture in torchvision, and 10^9 multiply-adds at 224 pixels that torchvision's pages print for it."""
 
@@ -543,9 +541,8 @@ def test_a_typo_in_a_zoo_s_name_gets_the_nearest_name(model: str, nearest: str) 
         plans(model, Path())
 
 
-@pytest.mark.slow
-@needs_torch
-@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
-def test_without_timm_the_message_says_how_to_install_it() -> None:
+@of_torch
+def test_without_timm_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match=r"timm is not installed: .* -r .*requirements/timm\.txt"):
         plans("timm:resnet18", Path())

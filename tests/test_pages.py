@@ -29,16 +29,22 @@ MODEL = "cifar_resnet20_v2"
 def fast_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what takes seconds and has tests of its own; a figure becomes the labels of its lines."""
     monkeypatch.setattr(explorer, "page", lambda table, cache: "")
-    if "complete" not in request.fixturenames:
+    if "drawn" not in request.fixturenames:
         monkeypatch.setattr(
             chart, "svg", lambda figure: "\n".join(text.get_text() for text in figure.legends[0].get_texts())
         )
+    if "all_pages" not in request.fixturenames:
         monkeypatch.setattr(report, "PAGES", {"settings": report.PAGES["settings"]})
 
 
 @pytest.fixture
-def complete() -> None:
-    """Make all pages and figures, but no explorer."""
+def all_pages() -> None:
+    """Make the pages of details, too."""
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Draw the figures."""
 
 
 def written(folder: Path, *records: Record, studies: Any = STUDIES[:1], **options: Any) -> str:
@@ -229,7 +235,7 @@ def test_the_speed_of_emulated_devices_is_on_no_page(page: str) -> None:
     assert not re.search(r"\b777\b", page)
 
 
-def test_runs_that_accumulate_are_named_and_not_compared_with_others(tmp_path: Path, complete: None) -> None:
+def test_runs_that_accumulate_are_named_and_not_compared_with_others(tmp_path: Path, all_pages: None) -> None:
     accumulating = on_gpus(3000, 4, minute=5, run={"accumulate": 4, "global_batch": 2048})
     page = written(tmp_path, on_gpus(1000), accumulating, studies=STUDIES)
     assert {line["batch"] for line in first_table(page, "Your recipes")} == {"128", "128, accumulate 4"}
@@ -333,7 +339,7 @@ def test_the_scorecard_of_another_model_is_at_the_batch_that_it_was_run_with(tmp
     assert ["--set devices=1,4" in cell for cell in unscaled] == [number in (1, 2) for number in range(7)]
 
 
-def test_before_anything_was_measured_there_is_a_page_with_what_to_do(tmp_path: Path, complete: None) -> None:
+def test_before_anything_was_measured_there_is_a_page_with_what_to_do(tmp_path: Path, all_pages: None) -> None:
     page = written(tmp_path)
     assert "./run_all.sh --quick" in page.split("\n## ")[0]
     assert all("./run_all.sh" in cell for cell in scorecard(page, "this machine"))
@@ -350,7 +356,9 @@ def test_a_model_that_only_diverged_has_the_page_and_no_advice_to_repeat_it(tmp_
         assert scorecard(page)[3] == scorecard(page)[5] == "diverged: see Your recipes"
 
 
-def test_the_same_records_give_the_same_bytes(records: list[Record], tmp_path: Path, complete: None) -> None:
+def test_the_same_records_give_the_same_bytes(
+    records: list[Record], tmp_path: Path, all_pages: None, drawn: None
+) -> None:
     def bytes_of(folder: Path) -> dict[str, bytes]:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
 

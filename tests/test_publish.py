@@ -14,6 +14,7 @@ from poc.publish import publish, scrubber
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
+from poc.report import table
 from poc.values import UserError
 from tests.builders import add, record_of
 
@@ -132,8 +133,8 @@ def test_the_command_makes_a_folder_whose_links_stay_inside(
     results, output = tmp_path / "results", tmp_path / "output"
     failed = record_of(outcome="failed", reason=f"OSError: {owner}/x is gone", run={"learning_rate": 0.2})
     add(results, record_of(), failed)
-    arguments = ["publish", "--results", str(results), "--output", str(output)]
-    assert main(arguments) == 0
+    price = ["--price", f"{record_of().infrastructure}=12.5"]
+    assert main(["publish", "--results", str(results), "--output", str(output), *price]) == 0
     (folder,) = output.iterdir()
     assert str(folder) in capsys.readouterr().out
     targets = {
@@ -147,6 +148,7 @@ def test_the_command_makes_a_folder_whose_links_stay_inside(
     assert all(target.exists() and folder in target.parents for target in targets)
     assert {"rows.csv", "explorer.html", "results.md", journal.MARK} <= {path.name for path in folder.iterdir()}
     assert not any(USER in path.read_text() for path in folder.rglob("*") if path.is_file())
-    # A published folder is a folder of results itself, and is replaced.
+    rows = table.read(folder / "rows.csv")
+    assert {*rows[rows.origin == "measured"].dollars_per_hour} == {12.5}
+    # A published folder is a folder of results itself.
     assert main(["show", record_of().run.id, "--results", str(folder)]) == 0
-    assert main(arguments) == 0

@@ -59,12 +59,6 @@ def test_committed_results_are_what_the_journals_say(tmp_path: Path) -> None:
     assert [str(path) for path in made if made[path] != committed[path]] == []
 
 
-def test_the_sample_says_that_it_is_one_and_of_which_machine() -> None:
-    above = (HOME / "results.md").read_text().split("\n## ")[0]
-    assert sample.SAMPLE in above.splitlines()[:3]
-    assert f"**Machine:** {sample.MACHINE}:" in above
-
-
 def test_the_readmes_scorecard_is_that_of_the_sample_page() -> None:
     rows = [line for line in (HOME / "README.md").read_text().splitlines() if line.startswith("| ")]
     scorecard = rows[: next(number for number, row in enumerate(rows) if row.startswith("| cost")) + 1]

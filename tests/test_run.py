@@ -1,20 +1,29 @@
-"""Whole runs in real processes, from plan to record; and how results are merged, cards shared and commits read."""
+"""Whole runs in real processes, from plan to record; traces and progress lines; how results are merged."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import pty
+import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from poc import ImageNet, Synthetic, data, synthetic
+from poc.cli import main
 from poc.host import hardware
-from poc.records import provenance, timing
+from poc.records import journal, provenance, timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult
 from poc.run import checkpoint
 from poc.run.launcher import _occupied, own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
+from poc.run.progress import label, result, varied
 from poc.run.worker import evaluation_batch
 from tests import fake_gpus, test_imagenet
 from tests.builders import (
@@ -28,7 +37,8 @@ from tests.builders import (
     record_of,
     run_of,
 )
-from tests.launch import finish, git, killed_at_40, records, run_here
+from tests.conftest import needs_torch
+from tests.launch import HOME, NO_PAGES, finish, git, killed_at_40, records, run_here
 from tests.recorded_nvml import eight_cards
 from tests.test_host import use
 
@@ -97,28 +107,20 @@ def test_whitening_works_with_fewer_images_than_it_wants(tmp_path: Path) -> None
 
 
 @slow
-def test_two_workers_train_as_one_with_a_step_time_breakdown(tmp_path: Path) -> None:
-    record = executed(tmp_path, **TWO_WORKERS, epochs=None, steps=10, detail=4)
-    assert (record.outcome, record.reason) == (COMPLETED, "")
-    assert [window.samples for window in record.windows] == [160, 160]
-    assert [worker.worker for worker in record.workers] == [0, 1]
-    assert record.evaluations[0].samples == 160
-    for worker in record.workers:
-        check_split(worker)
-    assert record.split()["rest"] >= 0
-    detail = record.detail
-    assert detail.bus_bytes_per_second == pytest.approx(4 * record.parameters / detail.exchange_seconds)
-
-
-@slow
-def test_workers_share_data_that_cannot_be_divided_equally(tmp_path: Path) -> None:
+def test_two_workers_train_as_one_on_data_that_cannot_be_divided_equally(tmp_path: Path) -> None:
     # 105 images are six whole batches of 16 and 9 left over; of 71 for validation one worker has one more.
     fields = {**TWO_WORKERS, "data": Synthetic(train=105, validation=71), "batch_per_device": 8, "epochs": 3}
-    record = executed(tmp_path, **fields, cores_per_worker=1 if MACHINE.cores > 1 else None)
+    record = executed(tmp_path, **fields, cores_per_worker=1 if MACHINE.cores > 1 else None, detail=4)
     assert (record.outcome, record.reason) == (COMPLETED, "")
+    assert [window.samples for window in record.windows] == [80, 16] * 3
+    assert [worker.worker for worker in record.workers] == [0, 1]
     for worker in record.workers:
         assert [(window.steps, window.samples) for window in worker.windows] == [(5, 40), (1, 8)] * 3
+        check_split(worker)
+    assert record.split()["rest"] >= 0
     assert [evaluation.samples for evaluation in record.evaluations] == [71] * 3
+    detail = record.detail
+    assert detail.bus_bytes_per_second == pytest.approx(4 * record.parameters / detail.exchange_seconds)
 
 
 @slow
@@ -325,7 +327,7 @@ def test_a_display_card_is_not_used_and_the_others_are_monitored(tmp_path: Path)
         seconds = sum(window.seconds for window in timed)
         for device in record.monitor.devices:
             assert device.seconds == pytest.approx(seconds, abs=1e-3)
-            assert device.joules == pytest.approx(210 * seconds, rel=0.01)  # watts
+            assert device.joules == pytest.approx(210 * seconds, rel=0.1)  # watts
             assert device.throttled == {"power cap": 1.0}
         assert "power cap for 100%" in " ".join(record.notes)
 
@@ -355,3 +357,130 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
         assert provenance.commit().startswith(f"{commit}-dirty-")
         changed.add(provenance.commit())
     assert len(changed) == 2
+
+
+# `poc run --trace`: a file of the profiler per worker, and the same record as without it
+
+
+SHORT: dict[str, Any] = {**GLUON, "epochs": 2}
+TORCH: dict[str, Any] = {**SHORT, "framework": "pytorch"}
+STEPS = 4
+
+
+def ranges_of(path: Path) -> Counter[str]:
+    """Count the ranges of a trace by name."""
+    events = json.loads(path.read_text())["traceEvents"]
+    return Counter(event["name"] for event in events if event["ph"] in ("X", "B"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**SHORT, "devices": 2},
+        pytest.param({**TORCH, "devices": 2}, marks=needs_torch, id="pytorch, two workers"),
+    ],
+)
+def test_each_worker_traces_its_steps_and_the_record_is_the_same(
+    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if fields.get("devices") == 2 and MACHINE.cores < 2:
+        pytest.skip("two devices need two cores")
+    run_here(recipe_file(tmp_path / "mine.py", **fields), tmp_path, "--trace", str(STEPS))
+    (record,) = records(tmp_path)
+    assert (record.outcome, record.reason) == (COMPLETED, "")
+    folder = tmp_path / "results" / "here" / journal.TRACES
+    traces = [folder / f"{record.run.id}_worker{worker}.json" for worker in range(record.run.workers)]
+    assert sorted(folder.iterdir()) == traces
+    for trace in traces:
+        ranges = ranges_of(trace)
+        assert {ranges[name] for name in ("step", "forward_backward", "sync_gradients", "apply_update")} == {STEPS}
+        assert any("conv" in name.lower() for name in ranges)
+    if record.run.workers == 1:
+        assert course(record) == course(executed(tmp_path / "untraced", **fields))
+    capsys.readouterr()
+    main(["show", record.run.id, "--results", str(tmp_path / "results")])
+    shown = capsys.readouterr().out
+    assert all(str(trace) in shown for trace in traces)
+
+
+@pytest.mark.slow
+def test_a_recorded_run_is_not_repeated_for_a_trace_and_traces_are_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POC_CACHE", str(tmp_path))
+    recipe = recipe_file(tmp_path / "mine.py", **TWO_WORKERS, epochs=2)
+    run_here(recipe, tmp_path)
+    assert "--trace" in run_here(recipe, tmp_path, "--trace", "2")
+    folder = tmp_path / "results" / "here" / journal.TRACES
+    assert (folder.exists(), len(records(tmp_path))) == (False, 1)
+    # The repeated run tries to make a trace, and this framework has no profiler for one.
+    run_here(recipe, tmp_path, "--trace", "2", "--again")
+    assert "NotImplementedError" in capfd.readouterr().err
+    assert (folder.exists(), [record.outcome for record in records(tmp_path)]) == (True, [COMPLETED] * 2)
+    trace = folder / f"{records(tmp_path)[0].run_id}_worker0.json"
+    trace.write_text("{}")
+    main(["publish", "--results", str(tmp_path / "results"), "--output", str(tmp_path / "sent")])
+    published = {path.name for path in (tmp_path / "sent").rglob("*")}
+    assert journal.FILE in published
+    assert not published & {folder.name, trace.name}
+
+
+# A progress line on a terminal, and one line for each run that ended
+
+
+RUN = dict(kind="gpu", devices=4, global_batch=512, learning_rate=0.2, epochs=12, steps=120)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "9,865 samples/s, accuracy 0.783 (12 epochs, 61 s)"),
+        ({"outcome": "failed", "reason": "worker 1: killed by signal 9"}, "failed: worker 1: killed by signal 9"),
+        ({"outcome": "out of memory"}, "out of memory"),
+        (
+            {"epoch_seconds": [1.0], "accuracies": [], "run": {"steps": 7, "epochs": 1}, "wall": None},
+            "too short to time (10 steps)",
+        ),
+    ],
+)
+def test_a_run_has_one_line_in_its_user_s_terms(changes: dict[str, Any], line: str) -> None:
+    fields = {"epoch_seconds": [0.13, *[0.519] * 11], "accuracies": [0.783] * 12, "wall": 61.2, "run": RUN, **changes}
+    assert result(record_of(**fields), "it") == f"it: {line}"
+
+
+def test_a_label_names_the_fields_that_differ() -> None:
+    assert label(record_of(run=RUN).run) == "resnet50 batch 128 x 4 GPUs lr 0.2"
+    accumulating = record_of(run={**RUN, "accumulate": 4, "global_batch": 2048}).run
+    assert label(accumulating) == "resnet50 batch 128 x 4 GPUs accumulate 4 lr 0.2"
+    assert varied([accumulating, record_of(run=RUN).run]) == set()
+    assert "accumulate 4" in str(accumulating)
+    grid = itertools.product((0.0, 0.1), (0.01, 0.02))
+    fields = ({**RUN, "label_smoothing": smoothing, "learning_rate": lr} for smoothing, lr in grid)
+    runs = [record_of(run=run).run for run in fields]
+    details = varied(runs)
+    assert details == {"label_smoothing"}
+    assert len({label(run, details) for run in runs}) == 4
+    assert label(runs[0]) == label(runs[2])
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_progress_and_then_only_the_result(tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path / "mine.py", lr=[0.01, 0.02])
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", NO_PAGES, "run", str(recipe), "--results", str(tmp_path / "results")]
+    environment = {**os.environ, "POC_CACHE": str(tmp_path), "PYTHONPATH": str(HOME), "COLUMNS": "100"}
+    output = b""
+    with subprocess.Popen(command, stdout=end, stderr=end, env=environment, cwd=tmp_path) as process:
+        os.close(end)
+        with contextlib.suppress(OSError):  # how Linux reports that nobody writes any more
+            while part := os.read(terminal, 4096):
+                output += part
+    os.close(terminal)
+    assert process.returncode == 0, output
+    text = output.decode()
+    assert re.search(r"epoch [1-4]/4, [\d,.]+ samples/s.*\d\d:\d\d", text)
+    # What stays of a line is what comes last.
+    remaining = [line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").split("\n")]
+    for lr in ("0.01", "0.02"):
+        assert sum(f"lr {lr}" in line for line in remaining) == 1

@@ -30,7 +30,7 @@ from tests.test_faults import killed, written
 
 slow = pytest.mark.slow
 CIFAR = CIFAR10(crop=32)
-KILLS = 5
+KILLS = int(os.environ.get("POC_KILLS", 2))
 
 
 def searched(**fields: Any) -> list[Any]:

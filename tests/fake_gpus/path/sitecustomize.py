@@ -25,14 +25,6 @@ def _mxnet(mx: Any) -> None:
 
     mx.gpu = gpu
     mx.context.gpu_memory_info = lambda device: (14 * 2**30, 16 * 2**30)
-    create = mx.kv.create
-    mx.kv.create = lambda name="local": create("device" if name == "nccl" else name)
-
-
-def _amp(amp: Any) -> None:
-    """MXNet's CPU has no product of float16 matrices: what a card casts stays float32, and is scaled all the same."""
-    init = amp.init
-    amp.init = lambda dtype: None if dtype == "float16" else init(dtype)
 
 
 def _torch(torch: Any) -> None:
@@ -65,7 +57,6 @@ def _session(session: Any) -> None:
 
 _CHANGES: dict[str, Callable[[Any], None]] = {
     "mxnet": _mxnet,
-    "mxnet.contrib.amp": _amp,
     "torch": _torch,
     "poc.frameworks.session": _session,
 }
