@@ -278,9 +278,9 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
     done = sweep("a", 150.0, batch_per_device=[32, 64], epochs=[100_000_000, 1])
     assert done == [(1, COMPLETED, "")] * 2
     assert "Not done: 2 runs" in capsys.readouterr().err
-    left = last_run.read(tmp_path / "a")
-    assert left
-    assert (left.left, left.again_since) == (2, "2026")
+    written = last_run.read(tmp_path / "a")
+    assert written
+    assert (written.runs_left, written.again_since) == (2, "2026")
     # It takes several times its estimate: steps of one image, which an estimate does not know to be slow.
     long = {"batch_per_device": 1, "epochs": 100, "evaluate": False}
     (item,) = plan("mine", Recipe(**{**SMALL, **long}), MACHINE)

@@ -25,7 +25,7 @@ class LastRun:
     machine: str
     quick: bool = False
     started: str = ""  # UTC, in ISO 8601
-    left: int = 0  # number of runs that were not done when it ended
+    runs_left: int = 0  # number of runs that were not done when it ended
     again_since: str = ""  # when it began to repeat recorded runs (--again), until all are done
 
 

@@ -142,8 +142,8 @@ class Results:
         Models with only fixed batches are left out, and those with only quick or tuning runs if there are others. If
         nothing was completed, they are those of the runs that were tried.
         """
-        completed, tried = (each[(each.machine == self.machine) & ~each.fixed] for each in (self.measured, self.runs))
-        rows = completed if len(completed) else tried[tried.outcome != SKIPPED]
+        completed, started = (each[(each.machine == self.machine) & ~each.fixed] for each in (self.measured, self.runs))
+        rows = completed if len(completed) else started[started.outcome != SKIPPED]
         for left_out in (rows.quick, rows.accuracy_on == "validation split"):
             rows = repeats.some_or_all(rows, ~left_out[rows.index])
         sizes = rows.groupby(["model", "family"], sort=False).size()

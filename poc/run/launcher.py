@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -283,7 +284,7 @@ def _gpu_variables(run: Run, cards: Sequence[GPU], cores: int, variables: Mappin
 def _occupied(cards: Sequence[Sequence[GPU]]) -> str:
     """Say how much memory is in use on each of these GPUs that is not idle."""
     occupied = []
-    for card in (card for own in cards for card in own):
+    for card in itertools.chain(*cards):
         with contextlib.suppress(nvml.NoAnswerError):  # the run will say why
             memory = nvml.query("nvmlDeviceGetMemoryInfo", card.index)
             if memory and memory.used > nvml.IDLE_BYTES:

@@ -199,7 +199,7 @@ class Sweep:
 def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
     """Do all items in order, as far as they fit before the bound; return the ids of the runs that failed.
 
-    `request` is written to the folder of results, at the end with what is `left`; `price` is in dollars per hour.
+    `request` is written to the folder of results, at the end with `runs_left`; `price` is in dollars per hour.
     Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run that its
     user interrupted is in it.
     """
@@ -219,9 +219,11 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
             unstarted = _do_all(sweep)
         finally:
             if request:
-                left = len(sweep.pending(sweep.items))
-                again_since = request.again_since if left else ""
-                last_run.write(sweep.results, dataclasses.replace(request, left=left, again_since=again_since))
+                runs_left = len(sweep.pending(sweep.items))
+                again_since = request.again_since if runs_left else ""
+                last_run.write(
+                    sweep.results, dataclasses.replace(request, runs_left=runs_left, again_since=again_since)
+                )
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
 

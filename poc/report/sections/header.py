@@ -34,8 +34,8 @@ def lines(results: Results) -> str:
     listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome in always]
     if paused := ((ran.length == PAUSED) & (ran.outcome == COMPLETED)).sum():
         listed[0] += f" ({paused} of them stages of searches)"
-    if results.last_run and results.last_run.left:
-        listed.append(f"{results.last_run.left} of the last command not done")
+    if results.last_run and results.last_run.runs_left:
+        listed.append(f"{results.last_run.runs_left} of the last command not done")
     days = sorted(ran.started.str[:10])
     dates = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
     software = (
