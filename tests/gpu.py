@@ -19,7 +19,7 @@ import numpy as np
 from poc import CIFAR10, SGD, AdamW, Fixed, Muon, Synthetic, TorchOptimizer, frameworks
 from poc.config.run import Run
 from poc.frameworks import Session
-from poc.host import hardware, processes
+from poc.host import hardware, nvml, processes
 from tests.framework_worker import Arrays, planned, trained
 
 STEPS = 6  # more than those before one is recorded; still more would amplify the rounding of sums in another order
@@ -171,7 +171,7 @@ def check_all(kind: str, wrong_rate: bool, only: str) -> int:
             task = {"framework": name, "kind": kind, "factor": 2.0 if wrong_rate else 1.0, "only": only, "tf32": tf32}
             environment = environment_of(name, kind, "tf32" if tf32 else "float32", min(CORES, machine.cores))
             if kind == "gpu":
-                environment["CUDA_VISIBLE_DEVICES"] = str(cards[0].index)
+                environment["CUDA_VISIBLE_DEVICES"] = nvml.cuda_setting([cards[0].index])
             environment["POC_CHECK"] = json.dumps(task)
             process = processes.start("tests.gpu", environment, python=frameworks.interpreter(name))
             status |= process.wait() != 0
