@@ -1,18 +1,26 @@
-"""Successive halving (Jamieson and Talwalkar 2016; Li et al. 2017): which run of a search comes next.
+"""Which run of a search for a learning rate comes next.
 
-A search trains all candidates for a while, and again and again only the better ones of them go on, from their
-checkpoints. Every candidate has the schedule of the whole training from its first step, a rung only pauses it: the last
-one was trained exactly as without a search, whatever its schedule. All here are functions of the results so far.
+A search trains all candidates for an eighth of their epochs. Then it trains a few to their end, from their
+checkpoints: the one that promises most, its neighbours in the grid of candidates, and neighbours of the best one so
+far. What decides are whole trainings: after a part of one small rates are ahead (short-horizon bias, Wu et al. 2018),
+the more so the larger the batch, so that successive halving would give up the best rate. Every candidate has the
+schedule of the whole training from its first step, a rung only pauses it: what goes on is trained exactly as without a
+search, whatever its schedule. All here are functions of the results so far.
 """
 
 import dataclasses
+import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from poc.config import Fixed, Linear, SquareRoot
 from poc.config.run import Run
 
+_SHARE_OF_GRID = 0.4  # of the full grid's epochs
 FOUND, LINEAR, SQUARE_ROOT = "found", "linear", "square-root"  # trainings on the test set, by their learning rate
 # Fields in which the candidates of a search may differ, and its batches; the steps of an epoch follow from the batch.
 _VARIED = (
@@ -34,7 +42,7 @@ class Stage(NamedTuple):
     """Runs that are done before the search decides anything."""
 
     runs: tuple[Run, ...]
-    dropped: tuple[Run, ...]  # candidates that the search has just given up, whose checkpoints are of no use any more
+    dropped: tuple[Run, ...]  # candidates that the search has given up, whose checkpoints are of no use any more
     epochs: int  # epochs that each of the runs trains, from its checkpoint on
     is_rung: bool  # False: trainings on the test set
 
@@ -61,14 +69,14 @@ def candidates(run: Run) -> list[Run]:
 def rungs(epochs: int, candidates: int) -> list[tuple[int, int]]:
     """Return the last epoch of each rung, and how many candidates train to it at most.
 
-    Rungs end after one, two and three eighths of all epochs and at their end; with fewer than five candidates the first
-    rungs are left out. Two candidates train to the end, and the rungs before give up equal numbers of the others:
-    giving up half of them after an eighth loses the best one at large batches, where small rates are ahead at first.
+    All train for an eighth, and as many to the end as make 40% of the full grid's epochs, at least three.
     """
-    eighths = [max(number, epochs * number // 8) for number in (1, 2, 3)]
-    ends = [*(end for end in eighths if end < epochs), epochs][-max(1, candidates - 1) :]
-    given_up = max(0, candidates - 2)
-    return [(end, candidates - math.ceil(given_up * rung / max(1, len(ends) - 1))) for rung, end in enumerate(ends)]
+    first = max(1, epochs // 8)
+    if first < epochs:
+        whole = max(3, round(candidates * (_SHARE_OF_GRID * epochs - first) / (epochs - first)))
+        if whole < candidates:
+            return [(first, candidates), (epochs, whole)]
+    return [(epochs, candidates)]
 
 
 def rung_epochs(epochs: int, candidates: int) -> int:
@@ -94,40 +102,69 @@ def stages(batches: Sequence[Sequence[Run]], result_of: ResultOf) -> Iterator[St
     """
     smallest: Run | None = None
     for candidates in batches:
-        winner: Run | None = None
-        for stage in halving(candidates, result_of):
+        whole: list[Run] = []
+        for stage in climb(candidates, result_of):
             yield stage
-            if (ranked := _ranked(stage.runs, result_of)) is None:
+            if not all(map(result_of, stage.runs)):
                 return
-            winner = _whole(ranked[0]) if ranked else None
+            whole += [run for run in stage.runs if not run.pause_after]
+        winner = chosen(candidates, result_of)
         if candidates is batches[0]:
             smallest = winner
         if winner:  # else no candidate completed
             runs = tuple(dict.fromkeys(trainings(winner, smallest).values()))
-            yield Stage(runs, (), epochs=winner.epochs, is_rung=False)
+            given_up = tuple(run for run in candidates if run not in whole)
+            yield Stage(runs, given_up, epochs=winner.epochs, is_rung=False)
 
 
-def halving(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
-    """Yield the rungs of a search at one global batch, up to the first that has a run without a result."""
-    standing, dropped, before = [*candidates], tuple[Run, ...](), 0
-    ends, counts = zip(*rungs(candidates[0].epochs, len(candidates)))
-    for end, count in zip(ends, (*counts[1:], 1)):
-        runs = tuple(dataclasses.replace(run, pause_after=end if end < run.epochs else None) for run in standing)
-        yield Stage(runs, dropped, epochs=end - before, is_rung=True)
-        ranked = _ranked(runs, result_of)
-        if not ranked:
+def climb(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
+    """Yield the stages of a search at one global batch, up to the first that has a run without a result.
+
+    The first one that is trained to its end has the best mean accuracy of itself and its neighbours after the first
+    rung. Next come the untrained neighbours of the best one so far, that with the higher rate first.
+    """
+    (first, _), *later = rungs(candidates[0].epochs, len(candidates))
+    pause = first if later else None
+    runs = tuple(dataclasses.replace(run, pause_after=pause) for run in candidates)
+    yield Stage(runs, (), epochs=first, is_rung=True)
+    results = [result for run in runs if (result := result_of(run))]
+    completed = [index for index, result in enumerate(results) if result.completed]
+    if not later or len(results) < len(runs) or not completed:
+        return
+    ((epochs, most),) = later
+    near = {index: [each for each in _neighbours(candidates, index) if each in completed] for index in completed}
+    means = {index: statistics.fmean(results[each].accuracy for each in (index, *near[index])) for index in completed}
+    start = max(completed, key=means.__getitem__)
+    trained, coming = list[int](), [start, *near[start][:1]]
+    while coming:
+        runs = tuple(candidates[index] for index in coming)
+        yield Stage(runs, (), epochs=epochs - first, is_rung=True)
+        if not all(map(result_of, runs)):
             return
-        best, before = [_whole(run) for run in ranked[:count]], end
-        dropped = tuple(run for run in standing if run not in best)
-        # In the order of their rates.
-        standing = [run for run in standing if run in best]
+        trained += coming
+        ranked = _ranked([candidates[index] for index in trained], result_of)
+        best = candidates.index(ranked[0]) if ranked else min(trained)
+        coming = [index for index in near[best] if index not in trained][:1] if len(ranked) < most else []
+
+
+def _neighbours(candidates: Sequence[Run], index: int) -> list[int]:
+    """Return the candidates that are one step away in one dimension of the grid, the higher and lower rate first."""
+    search = candidates[0].search
+    assert search
+    place, found = np.unravel_index(index, search.shape), list[int]()
+    for axis, step in itertools.product(range(len(place)), (1, -1)):
+        moved = [*place[:axis], place[axis] + step, *place[axis + 1 :]]
+        if 0 <= moved[axis] < search.shape[axis]:
+            found.append(int(np.ravel_multi_index(moved, search.shape)))
+    return found
 
 
 def chosen(candidates: Sequence[Run], result_of: ResultOf) -> Run | None:
     """Return the candidate that a search at one global batch chooses; None if it is not over, or none completed."""
-    *_, last = halving(candidates, result_of)
-    ranked = _ranked(last.runs, result_of)
-    return ranked[0] if ranked and not ranked[0].pause_after else None
+    runs = [run for stage in climb(candidates, result_of) for run in stage.runs]
+    if not all(map(result_of, runs)):
+        return None
+    return next(iter(_ranked([run for run in runs if not run.pause_after], result_of)), None)
 
 
 def trainings(winner: Run, smallest: Run | None) -> dict[str, Run]:
@@ -162,11 +199,9 @@ def _whole(run: Run) -> Run:
     return dataclasses.replace(run, pause_after=None)
 
 
-def _ranked(runs: Sequence[Run], result_of: ResultOf) -> list[Run] | None:
-    """Return the runs that completed, by accuracy, then loss, then the lower rate; None if one has no result yet."""
+def _ranked(runs: Sequence[Run], result_of: ResultOf) -> list[Run]:
+    """Return the runs that completed, by accuracy, then loss, then the lower rate."""
     results = [(run, result_of(run)) for run in runs]
-    if not all(result for _, result in results):
-        return None
     completed = [(-result.accuracy, result.loss, run) for run, result in results if result and result.completed]
     completed.sort(key=lambda ranked: (*ranked[:2], ranked[2].learning_rate))
     return [run for *_, run in completed]

@@ -58,17 +58,16 @@ def test_rates_have_equal_ratios_of_about_two(options: Any, rates: list[float]) 
 @pytest.mark.parametrize(
     ("epochs", "candidates", "rungs", "sum_of_epochs"),
     [
-        (8, 10, [(1, 10), (2, 7), (3, 4), (8, 2)], 31),
-        (12, 10, [(1, 10), (3, 7), (4, 4), (12, 2)], 44),
-        (200, 9, [(25, 9), (50, 6), (75, 4), (200, 2)], 225 + 150 + 100 + 250),
-        (12, 4, [(3, 4), (4, 3), (12, 2)], 31),
-        (12, 3, [(4, 3), (12, 2)], 28),
-        (12, 2, [(12, 2)], 24),
-        (3, 10, [(1, 10), (2, 6), (3, 2)], 18),
+        (8, 10, [(1, 10), (8, 3)], 31),
+        (12, 10, [(1, 10), (12, 3)], 43),
+        (200, 9, [(25, 9), (200, 3)], 225 + 3 * 175),
+        (8, 40, [(1, 40), (8, 13)], 131),
+        (12, 4, [(1, 4), (12, 3)], 37),
+        (12, 3, [(12, 3)], 36),
         (1, 10, [(1, 10)], 10),
     ],
 )
-def test_rungs_end_after_eighths_and_give_up_equal_numbers_until_two_are_left(
+def test_all_train_for_an_eighth_and_at_least_three_to_the_end(
     epochs: int, candidates: int, rungs: list[tuple[int, int]], sum_of_epochs: int
 ) -> None:
     assert search.rungs(epochs, candidates) == rungs
@@ -85,7 +84,7 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
         (128, 1, 10),
         *((512, devices, 10) for devices in (1, 2)),
     ]
-    assert search.most_epochs(item.searched) == (3 * 44, 3 * 120, 12 + 2 * 36)
+    assert search.most_epochs(item.searched) == (3 * 43, 3 * 120, 12 + 2 * 36)
     ordinary = plan(
         "other", Recipe(**{**SMALL, "epochs": 12, "data": CIFAR, "batch_per_device": 128, "lr": 0.0379}), MACHINE
     )
@@ -106,7 +105,7 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
     per_epoch = [training_seconds(batch[0], MACHINE) / 12 for batch in item.searched]
     after = [estimate(batch[0].tunes, MACHINE) for batch in item.searched]
     assert item.seconds == pytest.approx(
-        3 * 23 * START_SECONDS["cpu"] + 44 * sum(per_epoch) + after[0] + 3 * sum(after[1:])
+        3 * 13 * START_SECONDS["cpu"] + 43 * sum(per_epoch) + after[0] + 3 * sum(after[1:])
     )
 
 
@@ -127,6 +126,10 @@ def test_schedule_and_optimizer_can_be_searched_too() -> None:
     assert {run.optimizer for run in candidates} == {SGD(momentum=m, weight_decay=1e-3) for m in (0.8, 0.9)}
     assert {run.decay for run in candidates} == {"linear"}
     assert len({search.identity(run) for run in candidates}) == 1
+    # A step in each dimension of 0.2, no warm-up, 0.9: the others' are 0.4 and 0.1, a warm-up, and 0.8.
+    near = [candidates[index] for index in search._neighbours(candidates, 5)]
+    found = [(run.learning_rate, run.warmup_steps > 0, run.optimizer.momentum) for run in near]
+    assert found == [(0.4, False, 0.9), (0.1, False, 0.9), (0.2, True, 0.9), (0.2, False, 0.8)]
 
 
 @pytest.mark.parametrize(
@@ -188,32 +191,40 @@ def good(accuracy: float, loss: float = 1.0) -> Result:
 
 
 BAD = Result(completed=False)
-FIRST = {(128, 0.1, 2): good(0.4), (128, 0.2, 2): good(0.6), (128, 0.4, 2): good(0.5), (128, 0.8, 2): BAD}
-SECOND = {(128, 0.1, 3): good(0.5), (128, 0.2, 3): good(0.6), (128, 0.4, 3): good(0.4), (128, 0.8, 3): good(0.9)}
-LAST = {(128, 0.1, None): good(0.8), (128, 0.2, None): good(0.7)}
-START = [(128, rate, 2) for rate in (0.1, 0.2, 0.4, 0.8)]
-THREE = [(128, rate, 3) for rate in (0.1, 0.2, 0.4)]
+FIRST = {(128, 0.1, 1): good(0.3), (128, 0.2, 1): good(0.6), (128, 0.4, 1): good(0.5), (128, 0.8, 1): good(0.2)}
+WHOLE = {(128, 0.1, None): good(0.8), (128, 0.2, None): good(0.7), (128, 0.4, None): good(0.6)}
+WHOLE[128, 0.8, None] = good(0.9)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        # The better ones go on, and the best of the last two is trained on the test set.
-        ({}, [*THREE, (128, 0.1, None), (128, 0.2, None), (128, 0.1, -1)]),
+        # The most promising one, the next higher rate, and the other neighbour of the better one; then a test.
+        ({}, [(0.2, None), (0.4, None), (0.1, None), (0.1, -1)]),
+        ({(128, 0.4, None): good(0.75)}, [(0.2, None), (0.4, None), (0.8, None), (0.8, -1)]),
+        # A higher accuracy by luck after the first epoch does not count as much as good neighbours.
+        (
+            {(128, 0.1, 1): good(0.6), (128, 0.2, 1): good(0.2), (128, 0.4, 1): good(0.55), (128, 0.8, 1): good(0.5)},
+            [
+                *((0.8, None), (0.4, None), (0.8, -1)),
+            ],
+        ),
         # Of equal accuracies the one with the lower loss, then the lower rate.
-        ({(128, 0.4, 3): good(0.5, 0.9)}, [*THREE, (128, 0.2, None), (128, 0.4, None)]),
-        ({(128, 0.4, 3): good(0.5)}, [*THREE, (128, 0.1, None), (128, 0.2, None), (128, 0.1, -1)]),
-        # One that did not complete never goes on.
-        ({(128, 0.1, 2): BAD}, [*THREE[1:], (128, 0.2, None), (128, 0.4, None)]),
-        ({(128, 0.1, 2): BAD, (128, 0.2, 2): BAD}, [THREE[2], (128, 0.4, None)]),
-        ({(128, 0.1, None): BAD}, [*THREE, (128, 0.1, None), (128, 0.2, None), (128, 0.2, -1)]),
+        ({(128, 0.4, None): good(0.7, 0.9)}, [(0.2, None), (0.4, None), (0.8, None), (0.8, -1)]),
+        ({(128, 0.4, None): good(0.7)}, [(0.2, None), (0.4, None), (0.1, None), (0.1, -1)]),
+        # One that did not complete never goes on, and is no result.
+        ({(128, 0.4, 1): BAD}, [(0.1, None), (0.2, None), (0.1, -1)]),
+        ({(128, 0.2, None): BAD, (128, 0.4, None): BAD}, [(0.2, None), (0.4, None), (0.1, None), (0.1, -1)]),
+        ({(128, rate, None): BAD for rate in (0.1, 0.2, 0.4)}, [(0.2, None), (0.4, None), (0.1, None)]),
         ({key: BAD for key in FIRST}, []),
     ],
 )
-def test_the_better_candidates_go_on(changes: Any, expected: list[tuple[int, float, int | None]]) -> None:
+def test_from_the_best_candidate_so_far_a_search_goes_to_its_neighbours(
+    changes: Any, expected: list[tuple[float, int | None]]
+) -> None:
     (item,) = searched(**FIELDS)
-    ran = done(item.searched[:1], {**FIRST, **SECOND, **LAST, **changes})
-    assert ran == START + expected
+    ran = done(item.searched[:1], {**FIRST, **WHOLE, **changes})
+    assert ran == [*FIRST, *((128, rate, pause) for rate, pause in expected)]
 
 
 def test_larger_batches_are_also_trained_with_the_rates_of_the_rules() -> None:
@@ -221,7 +232,7 @@ def test_larger_batches_are_also_trained_with_the_rates_of_the_rules() -> None:
 
     def all_results(best: dict[int, float]) -> Any:
         rates = Search(low=0.1, high=0.8).rates
-        keys = [(batch, rate, pause) for batch in best for rate in rates for pause in (2, 3, None)]
+        keys = [(batch, rate, pause) for batch in best for rate in rates for pause in (1, None)]
         found = {key: good(1 - abs(math.log(key[1] / best[key[0]])) / 10) for key in keys}
         return done(item, {**found, **{(batch, rate, -1): good(0.5) for batch in best for rate in (*rates, 0.05)}})
 
@@ -426,10 +437,10 @@ def test_a_candidate_that_was_cut_off_has_no_result(reason: str, tmp_path: Path,
     training = Training(lambda run: (FAILED, reason) if run.learning_rate == 0.2 else (COMPLETED, ""))
     sweep = sweep_in(tmp_path, batch_per_device=128)
     sweep.do(sweep.items[0], training)
-    assert {run.pause_after for run in training.runs} == {2}  # no rung was decided
+    assert {run.pause_after for run in training.runs} == {1}  # no rung was decided
     sweep, training = sweep_in(tmp_path, batch_per_device=128), Training()
     sweep.do(sweep.items[0], training)
-    assert (training.runs[0].learning_rate, training.runs[0].pause_after) == (0.2, 2)
+    assert (training.runs[0].learning_rate, training.runs[0].pause_after) == (0.2, 1)
     assert sweep.pending(sweep.items) == []
 
 
@@ -465,7 +476,7 @@ def test_a_training_that_a_search_pauses_ends_bit_for_bit_as_an_uninterrupted_on
 
 @slow
 def test_a_search_killed_at_random_moments_chooses_the_same_and_trains_no_rung_twice(tmp_path: Path) -> None:
-    fields = {"lr": Search(low=0.001, high=0.064, points=3), "epochs": 6, "data": Synthetic(train=640, validation=160)}
+    fields = {"lr": Search(low=0.001, high=0.064, points=4), "epochs": 6, "data": Synthetic(train=640, validation=160)}
     recipe = recipe_file(tmp_path / "mine.py", **fields)
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
@@ -489,5 +500,5 @@ def test_a_search_killed_at_random_moments_chooses_the_same_and_trains_no_rung_t
         run = dataclasses.replace(record.run, pause_after=None)
         trained[run.id] = max(trained[run.id], len(record.evaluations))
     # Synthetic images have no validation split: the last candidate is the training on the test set.
-    assert sum(trained.values()) == search.most_epochs(item.searched)[0] == 3 * 3 + 2 * 3
+    assert sum(trained.values()) == search.most_epochs(item.searched)[0] == 4 * 1 + 3 * 5
     assert not list(folder.glob("checkpoints/*/*.unfinished"))

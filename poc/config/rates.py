@@ -119,7 +119,7 @@ def _numbers(value: Any) -> Any:
 
 @configuration
 class Search:
-    """The rate of each global batch is found on a validation split, by successive halving (`poc/search.py`).
+    """The rate of each global batch is found on a validation split (`poc/search.py`).
 
     Candidates are the rates from `low` to `high`, both included, with equal ratios between neighbours. Lists of
     warm-ups, momenta or weight decays multiply them.
@@ -176,6 +176,11 @@ class Search:
         replaced = {name: getattr(self, name) for name in ("momentum", "weight_decay") if getattr(self, name)}
         grid = itertools.product(self.rates, self.warmup_epochs, *replaced.values())
         return [(self._fixed(base, warmup), dict(zip(replaced, values))) for base, warmup, *values in grid]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of candidates along each dimension of their grid: rates, warm-ups, momenta, weight decays."""
+        return tuple(len(each) or 1 for each in (self.rates, self.warmup_epochs, self.momentum, self.weight_decay))
 
     def _fixed(self, base: float, warmup_epochs: float) -> Fixed:
         warmup_from = self.warmup_from if warmup_epochs else 0.0

@@ -160,7 +160,7 @@ def _add_choices_of(
     winners: list[Run] = []
     for candidates in batches:
         count = len(candidates)
-        for run in itertools.chain(*(stage.runs for stage in search.halving(candidates, result_of))):
+        for run in itertools.chain(*(stage.runs for stage in search.climb(candidates, result_of))):
             for row, _ in of_run.get(run.id, []):
                 row.update(search=f"{row.get('search', '')} {name}:{count}".strip(), candidates=count)
         if winner := search.chosen(candidates, result_of):

@@ -105,10 +105,10 @@ class DoneRepeats:
         """Return the runs of a stage of a search that are to be done.
 
         A candidate that failed is tried once more, by the next command: the machine may have been the reason. It is
-        tried without limit if no other of its rung completed.
+        tried without limit if all of several failed.
         """
         pending = [run for run in stage.runs if not self.enough(run, 1)]
-        all_pending = len(pending) == len(stage.runs)
+        all_pending = len(pending) == len(stage.runs) > 1
         return [run for run in pending if all_pending or not stage.is_rung or self._failures(run) < _MAX_FAILURES]
 
     def _failures(self, run: Run) -> int:

@@ -1,7 +1,7 @@
 """The learning rate of each global batch, found by search: ResNet-50 on CIFAR-10 at 128 to 4,096.
 
-At each global batch successive halving finds the best of 10 rates from 0.01 to 4 on a validation split, with 44 epochs
-in place of the full grid's 120. Then the best one, and the rates of the linear and the square-root rule, are trained on
+At each global batch a search finds the best of 10 rates from 0.01 to 4 on a validation split, with 43 epochs in place
+of the full grid's 120. Then the best one, and the rates of the linear and the square-root rule, are trained on
 all images and tested.
 Where the machine has fewer GPUs than a batch asks for, one GPU emulates them. On a CPU: `--set kind=cpu`.
     ./run_all.sh learning_rate_search
