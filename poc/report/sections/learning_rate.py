@@ -129,7 +129,7 @@ def _recommendation(
     # Of several searches at a batch the one with most seeds, then the best one on the validation split.
     for row in markdown.records(searched.sort_values(["n", "accuracy"]) if len(searched) else searched):
         schedule = getattr(row, "with") or row.schedule
-        remarks = [f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end]
+        remarks = [f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end or "not tested yet"]
         remarks += [*_of_rule(row, "linear"), *_of_rule(row, "square_root")]
         remarks += ["medians over seeds, each with its own rate"] if row.lr_low < row.lr_high else []
         text = f"{row.lr:.3g} with {schedule}" if schedule else f"{row.lr:.3g}"
