@@ -18,7 +18,12 @@ _CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
 
 
 def candidates(results: Results) -> pd.DataFrame:
-    """Return one row per candidate of each search, where it got furthest.
+    """Return one row per candidate of each search, where it got furthest (`_stages`)."""
+    return _stages(results).drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
+
+
+def _stages(results: Results) -> pd.DataFrame:
+    """Return one row per run of each search, those that got further later.
 
     `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it. `with` has the other fields
     in which its candidates differ.
@@ -32,8 +37,7 @@ def candidates(results: Results) -> pd.DataFrame:
     is_varied = rows.groupby("search")[["schedule", "training_recipe"]].transform("nunique") > 1
     varied = rows[["schedule", "training_recipe"]].where(is_varied, "")
     rows["with"] = [", ".join(filter(None, texts)) for texts in varied.to_numpy()]
-    rows = rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
-    return rows.drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
+    return rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
 
 
 def candidates_of_all_seeds(results: Results) -> pd.DataFrame:
@@ -226,20 +230,24 @@ def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[st
 
 
 def _figure(results: Results, subject: Subject, search: str, suffix: str) -> list[Any]:
-    rows = candidates(results)
+    rows = _stages(results)
     rows = rows[(rows.search == search) & (rows.outcome == COMPLETED)]
-    # Accuracies after different numbers of epochs have no mean.
-    rows = rows[rows.epochs == rows.groupby(["global_batch", "lr"]).epochs.transform("max")]
-    best = rows.groupby(["global_batch", "lr", "seed"]).accuracy.max().groupby(["global_batch", "lr"]).mean()
+    last = rows.epochs.max()
+    best = rows.groupby(["epochs", "global_batch", "lr", "seed"]).accuracy.max()
+    best = best.groupby(["epochs", "global_batch", "lr"]).mean()
     lines = [
-        chart.Line(f"global batch {batch:,.0f}", points.droplevel(0).to_dict(), measured=True)
-        for batch, points in best.groupby("global_batch")
+        chart.Line(
+            f"{batch:,.0f}, {'1 epoch' if epochs == 1 else f'{epochs:.0f} epochs'}",
+            points.droplevel([0, 1]).to_dict(),
+            measured=epochs == last,
+        )
+        for (epochs, batch), points in best.groupby(["epochs", "global_batch"])
     ]
     return figure(
         f"learning_rate_search_{subject.figure}{suffix}",
-        f"Validation accuracy of {subject.label} against the learning rate, at the last epoch that the search "
-        "trained each candidate to, mean over the seeds that got so far.",
-        lines,
+        f"Validation accuracy of {subject.label} against the learning rate, by global batch: of all candidates after "
+        "the first epochs (grey), and of those that were trained to the end; mean over seeds.",
+        sorted(lines, key=lambda line: not line.measured),
         *("Accuracy against learning rate", "learning rate", "validation accuracy"),
         log2=True,
         least_span=0.1,
