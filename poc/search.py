@@ -1,4 +1,4 @@
-"""Which run of a search for a learning rate comes next.
+"""Decide which run of a search for a learning rate comes next.
 
 A search trains all candidates for an eighth of their epochs. Then it trains a few to their end, from their
 checkpoints: the one that promises most, its neighbours in the grid of candidates, and neighbours of the best one so
@@ -73,9 +73,9 @@ def rungs(epochs: int, candidates: int) -> list[tuple[int, int]]:
     """
     first = max(1, epochs // 8)
     if first < epochs:
-        whole = max(3, round(candidates * (_SHARE_OF_GRID * epochs - first) / (epochs - first)))
-        if whole < candidates:
-            return [(first, candidates), (epochs, whole)]
+        to_end = max(3, round(candidates * (_SHARE_OF_GRID * epochs - first) / (epochs - first)))
+        if to_end < candidates:
+            return [(first, candidates), (epochs, to_end)]
     return [(epochs, candidates)]
 
 
@@ -102,18 +102,18 @@ def stages(batches: Sequence[Sequence[Run]], result_of: ResultOf) -> Iterator[St
     """
     smallest: Run | None = None
     for candidates in batches:
-        whole: list[Run] = []
+        trained: list[Run] = []
         for stage in climb(candidates, result_of):
             yield stage
             if not all(map(result_of, stage.runs)):
                 return
-            whole += [run for run in stage.runs if not run.pause_after]
+            trained += [run for run in stage.runs if not run.pause_after]
         winner = chosen(candidates, result_of)
         if candidates is batches[0]:
             smallest = winner
         if winner:  # else no candidate completed
             runs = tuple(dict.fromkeys(trainings(winner, smallest).values()))
-            given_up = tuple(run for run in candidates if run not in whole)
+            given_up = tuple(run for run in candidates if run not in trained)
             yield Stage(runs, given_up, epochs=winner.epochs, is_rung=False)
 
 
@@ -131,7 +131,7 @@ def climb(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
     completed = [index for index, result in enumerate(results) if result.completed]
     if not later or len(results) < len(runs) or not completed:
         return
-    ((epochs, most),) = later
+    ((epochs, limit),) = later
     near = {index: [each for each in _neighbours(candidates, index) if each in completed] for index in completed}
     means = {index: statistics.fmean(results[each].accuracy for each in (index, *near[index])) for index in completed}
     start = max(completed, key=means.__getitem__)
@@ -144,19 +144,19 @@ def climb(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
         trained += coming
         ranked = _ranked([candidates[index] for index in trained], result_of)
         best = candidates.index(ranked[0]) if ranked else min(trained)
-        coming = [index for index in near[best] if index not in trained][:1] if len(ranked) < most else []
+        coming = [index for index in near[best] if index not in trained][:1] if len(ranked) < limit else []
 
 
 def _neighbours(candidates: Sequence[Run], index: int) -> list[int]:
     """Return the candidates that are one step away in one dimension of the grid, the higher and lower rate first."""
     search = candidates[0].search
     assert search
-    place, found = np.unravel_index(index, search.shape), list[int]()
+    place, indices = np.unravel_index(index, search.shape), list[int]()
     for axis, step in itertools.product(range(len(place)), (1, -1)):
         moved = [*place[:axis], place[axis] + step, *place[axis + 1 :]]
         if 0 <= moved[axis] < search.shape[axis]:
-            found.append(int(np.ravel_multi_index(moved, search.shape)))
-    return found
+            indices.append(int(np.ravel_multi_index(moved, search.shape)))
+    return indices
 
 
 def chosen(candidates: Sequence[Run], result_of: ResultOf) -> Run | None:
