@@ -144,7 +144,7 @@ def climb(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
         trained += coming
         ranked = _ranked([candidates[index] for index in trained], result_of)
         best = candidates.index(ranked[0]) if ranked else min(trained)
-        coming = [index for index in near[best] if index not in trained][:1] if len(ranked) < limit else []
+        coming = [index for index in near[best] if index not in trained][:1] if len(trained) < limit else []
 
 
 def _neighbours(candidates: Sequence[Run], index: int) -> list[int]:

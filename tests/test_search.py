@@ -227,6 +227,15 @@ def test_from_the_best_candidate_so_far_a_search_goes_to_its_neighbours(
     assert ran == [*FIRST, *((128, rate, pause) for rate, pause in expected)]
 
 
+def test_a_search_takes_no_more_epochs_than_planned_though_whole_trainings_diverge() -> None:
+    (item,) = searched(lr=Search(low=0.01, high=4.0))
+    after_first = {(run.global_batch, run.learning_rate, 1): good(run.learning_rate) for run in item.searched[0]}
+    whole = {(run.global_batch, run.learning_rate, None): BAD for run in item.searched[0]}
+    ran = done(item.searched, {**after_first, **whole})
+    spent = sum(1 if pause else 11 for _, _, pause in ran)
+    assert spent == search.most_epochs(item.searched)[0]
+
+
 def test_larger_batches_are_also_trained_with_the_rates_of_the_rules() -> None:
     (item,) = (planned.searched for planned in searched(**FIELDS))
 
