@@ -1,9 +1,9 @@
 """Decide which run of a search for a learning rate comes next.
 
-A search trains all candidates for an eighth of their epochs. Then it trains a few to their end, from their
-checkpoints: the one that promises most, its neighbours in the grid of candidates, and neighbours of the best one so
-far. What decides are whole trainings: after a part of one small rates are ahead (short-horizon bias, Wu et al. 2018),
-the more so the larger the batch, so that successive halving would give up the best rate. Every candidate has the
+A search trains all candidates for an eighth of their epochs, at least one. A few are then trained to their end, from
+their checkpoints: the one that promises most, its neighbours in the grid of candidates, and neighbours of the best one
+so far. What decides are whole trainings: after a part of one small rates are ahead (short-horizon bias, Wu et al.
+2018), the more so the larger the batch, so that successive halving would give up the best rate. Every candidate has the
 schedule of the whole training from its first step, a rung only pauses it: what goes on is trained exactly as without a
 search, whatever its schedule. All here are functions of the results so far.
 """

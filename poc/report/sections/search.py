@@ -166,11 +166,11 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
     ]
     lengths = " or ".join(f"{epochs:.0f}" for epochs in sorted({*rates.epochs}))
     about = (
-        "Searched on a validation split, once for each of n seeds: all candidates for an eighth of the epochs, the "
-        "most promising one and its neighbours to the end. Then one training each with the best rate, and with those "
-        "to which the linear and the square-root rule scale the best rate at the smallest batch: accuracy on the test "
-        f"set after {lengths} epochs (change from the best rate; learning rate, or the seeds' range). Accuracies and "
-        "changes are separate medians over seeds. Epochs spent: of all candidates."
+        "Searched on a validation split, once for each of n seeds: all candidates for an eighth of the epochs, at "
+        "least one, then the most promising one and its neighbours to the end. After that one training each with the "
+        "best rate, and with those to which the linear and the square-root rule scale the best rate at the smallest "
+        f"batch: accuracy on the test set after {lengths} epochs (change from the best rate; learning rate, or the "
+        "seeds' range). Accuracies and changes are separate medians over seeds. Epochs spent: of all candidates."
     )
     drawn = [
         block
