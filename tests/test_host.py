@@ -253,7 +253,7 @@ def test_kills_for_memory_are_those_of_the_own_group_or_else_of_the_machine(
 
 
 def test_the_speed_of_a_cpu_is_that_of_its_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.timeit, "repeat", lambda *_, **__: [1.0])
+    monkeypatch.setattr(hardware, "_product_seconds", lambda: 1.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(control_groups, "core_quota", lambda *_: (2.0, Path()))
     machine = hardware.detect()
