@@ -44,8 +44,9 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     start = START_SECONDS["cpu"]
     item = Planned(run=run, seconds=start + 400.0)
     assert RuntimeEstimator(context, []).seconds(item) == start + 400.0
-    # Records whose epochs last 4 s, and as many times as long.
-    measured = run.epochs * 4.0 / training_seconds(dataclasses.replace(run, evaluate=False), record_of().hardware)
+    # Records whose epochs last 4 s, and as many times as long, of commands that found the CPU half as fast.
+    assert record_of().hardware.cpu_flops == context.machine.cpu_flops / 2
+    measured = run.epochs * 4.0 / training_seconds(dataclasses.replace(run, evaluate=False), context.machine)
     records = [record_of(wall=9.0, epoch_seconds=[4.0 * factor] * 6) for factor in (2.0, 3.0, 10.0)]
     records += [record_of(wall=9.0, epoch_seconds=[200.0] * 6, outcome=FAILED), record_of(run={"model": "vgg16"})]
     estimator = RuntimeEstimator(context, records)
