@@ -461,7 +461,12 @@ def test_batch_norms_that_emulated_devices_train_differently_are_refused(folder:
 @pytest.mark.usefixtures("own_processes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("end", "words"), [("os._exit(3)", "exit code 3"), ("sys.exit()", r"SystemExit.*\(mine.py, line 5\)")]
+    ("end", "words"),
+    [
+        ("os._exit(3)", "exit code 3"),
+        ("os._exit(0)", "exit code 0"),
+        ("sys.exit()", r"SystemExit.*\(mine.py, line 5\)"),
+    ],
 )
 def test_a_model_that_ends_its_process_is_a_mistake_too(end: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(f"import os, sys\n\n\ndef net(classes):\n    {end}\n")

@@ -108,7 +108,7 @@ class Framework(Protocol):
         Raises `poc.frameworks.own_models.OtherFrameworkError` if it cannot train such a model, UserError for a mistake.
         """
 
-    def is_out_of_memory(self, error: Exception) -> bool:
+    def is_out_of_memory(self, error: BaseException) -> bool:
         """Tell whether a run ended with `error` because a device or the host had too little memory for it."""
 
     def open_session(self, run: Run, *, first_step: int = ..., state: Mapping[str, np.ndarray] | None = ...) -> Session:

@@ -210,7 +210,7 @@ def _ask(run: Run) -> Inspected:
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process = processes.start(__name__, {}, python=frameworks.interpreter(run.framework), **pipes)
     output, errors = process.communicate(json.dumps(run.to_json()))
-    if process.returncode == 0:
+    if process.returncode == 0 and output:
         return from_plain(Inspected, json.loads(output.splitlines()[-1]))
     last = [processes.ended_early(process.returncode), *errors.splitlines()[-1:]]
     return Inspected(refusal=": ".join([run.model, *last]), is_mistake=True)

@@ -85,7 +85,7 @@ class Worker:
             end = self._events[-1] if self._events else {}
             if end.get("event") != "end":  # else it came after that
                 self._emit("end", end := self._end(FAILED, INTERRUPTED))
-        except Exception as error:  # whatever it is, it belongs in the record
+        except (Exception, SystemExit) as error:  # whatever it is, it belongs in the record
             memory = frameworks.load(self.run.framework).is_out_of_memory(error)
             place = own_models.last_line(error, self.run)
             outcome, reason = OUT_OF_MEMORY if memory else FAILED, f"{type(error).__name__}: {one_line(error)}{place}"

@@ -121,7 +121,7 @@ def count_model(run: Run) -> Cost:
     return zoo.count(zoo.own(run), run.data.classes, run.data.crop)
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     # Messages of MXNet's allocators (src/storage/ of 1.9.1), cuDNN, the search for its fastest algorithms and cuBLAS.
     words = r"out of memory|cudaMalloc|Failed to allocate|Failed to find any .* convolution|bad_alloc|ALLOC_FAILED"
     from_mxnet = type(error).__name__ == "MXNetError"

@@ -140,7 +140,7 @@ def count_model(run: Run) -> Cost:
     return zoo.count(run)
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     # torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp, CUDA, cuDNN 8 and 9, and its search for algorithms.
     on_cpu = r"DefaultCPUAllocator: (can't allocate|not enough) memory"
     words = rf"out of memory|{on_cpu}|ALLOC(ATION)?_FAILED|to find an engine"

@@ -69,7 +69,7 @@ def count_model(run: Run) -> Cost:
     raise OtherFrameworkError(f"{LABEL} trains registered models only")
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
