@@ -91,7 +91,7 @@ def publish(
 
     Return the folder, and lines about what is in it and what is not. `write_report` writes the pages of some records
     into a folder. Raises UserError if there is nothing to publish, or if a folder of that name exists that was not
-    made here.
+    made of these results: it may be another user's.
     """
     records = journal.read(journal.paths(results))
     started = [record for record in records if record.outcome != SKIPPED]
@@ -105,8 +105,10 @@ def publish(
     chosen = [_scrubbed(record, scrub) for record in records if record.infrastructure == name]
     date = max(record.started for record in chosen)[:10]
     target = output / f"{journal.folder(output, name).name}_{date}"
-    if target.exists() and not (target / journal.MARK).is_file():
-        raise UserError(f"publish: {target} exists and was not made by publish; move it, or give another --output")
+    if target.exists() and not _was_made_of(chosen, target):
+        raise UserError(
+            f"publish: {target} exists and was not made of these results; move it, or give another --output"
+        )
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=f".{target.name}.") as scratch:
         unfinished = Path(scratch) / target.name
@@ -127,3 +129,10 @@ def publish(
         f"Written: {target} ({sum(path.is_file() for path in target.rglob('*'))} files)",
         f"Left out: host name, user name and paths; data sets, checkpoints, traces, and the recipes' files{hint}",
     ]
+
+
+def _was_made_of(records: Sequence[Record], folder: Path) -> bool:
+    """Return whether a published folder has one of the records, or none at all."""
+    published = {(record.run.id, record.started) for record in journal.read(journal.paths(folder))}
+    is_ours = not published or any((record.run.id, record.started) in published for record in records)
+    return is_ours and (folder / journal.MARK).is_file()

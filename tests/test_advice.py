@@ -99,8 +99,11 @@ def test_hours_and_dollars_follow_from_the_throughput() -> None:
     assert [(option.machines, option.dollars is None) for option in half] == [
         *((0.25, False), (0.5, False), (1, False), (None, True))
     ]
-    no_price = advise.choices(dataclasses.replace(SETTING, batch_per_device=8192), {1: SPEED})
-    assert [(option.devices, option.dollars) for option in no_price] == [(1, None), (2, None), (4, None)]
+    # Without a price, or with one of the user's, for all GPUs of the machine.
+    large = dataclasses.replace(SETTING, batch_per_device=8192)
+    for known in (None, dataclasses.replace(price, devices=None)):
+        shares = [(option.devices, option.machines) for option in advise.choices(large, {1: SPEED}, known, gpus=2)]
+        assert shares == [(1, 0.5), (2, 1), (4, None)]
 
 
 def test_more_cpus_are_more_machines() -> None:

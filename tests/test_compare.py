@@ -198,8 +198,11 @@ def test_the_gate_does_not_ask_for_more_repeats_where_none_would_decide() -> Non
     fast = repeats_of(FAST)
     lost = [dataclasses.replace(each, outcome="out of memory", reason="", windows=(), evaluations=()) for each in fast]
     short = [dataclasses.replace(each, windows=each.windows[:1]) for each in fast]
-    for second, code in ((lost, 1), (short, compare.TOO_FEW), (fast[:1], compare.TOO_FEW)):
-        (comparison,) = in_folders(fast, second)
+    for first, second, code in (
+        *((fast, lost, 1), (lost, lost, compare.TOO_FEW)),
+        *((fast, short, compare.TOO_FEW), (fast, fast[:1], compare.TOO_FEW)),
+    ):
+        (comparison,) = in_folders(first, second)
         assert comparison["exit_code"] == code
         asks = "would decide" in compare.text(comparison)
         assert asks == (second == fast[:1])

@@ -17,10 +17,11 @@ import pandas as pd
 import pytest
 
 from poc import Synthetic
-from poc.cli import compare, main
+from poc.cli import ab, compare, main
 from poc.cli.compare import NOT_SLOWER, SLOWER, TOO_FEW
 from poc.records import journal
 from poc.records.record import Record
+from poc.values import UserError
 from tests.builders import SAMPLES, add, recipe_file, record_of
 from tests.launch import DEADLINE_SECONDS, HEEDFUL, HOME, eventually, git
 
@@ -238,6 +239,17 @@ def test_a_commit_is_compared_with_itself_under_two_interpreters(checkout: Path,
     status, output, errors = ended(start_ab(checkout, tmp_path, *words))
     assert status == TOO_FEW, errors
     assert json.loads(output)[0]["samples/s"]["n"] == [1, 1]
+
+
+def test_results_of_newer_code_are_refused_after_the_first_repeat(tmp_path: Path) -> None:
+    sides = [ab._Side(name, tmp_path, tmp_path, tmp_path / name) for name in "AB"]
+    for side in sides:
+        add(side.results, record_of())
+    ab._check_readable(sides)
+    (path,) = journal.paths(sides[1].results)
+    path.write_text(path.read_text().replace('"seed"', '"seed_of_later"'))
+    with pytest.raises(UserError, match=r"newer commit.*seed_of_later"):
+        ab._check_readable(sides)
 
 
 @pytest.mark.slow

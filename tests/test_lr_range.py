@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_is_an_explosion_and_is_not_drawn(end: float) 
     assert test.interval[1] <= test.explodes
     assert all(map(math.isfinite, test.losses.values()))
     nothing = find(lambda x: end)
-    assert (nothing.losses, nothing.interval) == ({}, None)
+    assert (nothing.losses, nothing.interval, nothing.explodes) == ({}, None, pytest.approx(1e-4))
 
 
 def test_a_falling_loss_that_never_explodes_has_an_interval_too() -> None:

@@ -1,5 +1,6 @@
 """A published folder: the pages and the journal of one machine, and nothing that tells whose it was."""
 
+import dataclasses
 import getpass
 import json
 import re
@@ -112,6 +113,9 @@ def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     publish(tmp_path / "results", tmp_path, write_pages)
     assert not (target / "mine").exists()
     assert len(journal.read(journal.paths(target))) == 1
+    add(tmp_path / "another", dataclasses.replace(record, started=f"{record.started[:10]}T23:00:00+00:00"))
+    with pytest.raises(UserError, match=re.escape(str(target))):  # what somebody else published on that day
+        publish(tmp_path / "another", tmp_path, write_pages)
     for folder, machine in (("nowhere", ""), ("results", "no such machine")):
         with pytest.raises(UserError):
             publish(tmp_path / folder, tmp_path, write_pages, machine)

@@ -408,9 +408,11 @@ def test_a_schedule_with_a_rate_that_no_step_has_is_refused(fields: dict[str, An
         recipe.check_effects()
 
 
-def test_recipes_import_files_in_their_folder_and_each_its_own(tmp_path: Path) -> None:
+def test_recipes_import_files_in_their_folder_and_each_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = "from helper import STEPS\nfrom common.rates import LR\nimport random\nfrom csv import reader\n"
-    text += "recipe = Recipe(model='cifar_resnet8_v2', kind='cpu', lr=LR, steps=STEPS)"
+    text += "print(recipe := Recipe(model='cifar_resnet8_v2', kind='cpu', lr=LR, steps=STEPS))"
     path, modules = list(sys.path), set(sys.modules)
     for lr in (0.1, 0.2):
         files = {"helper": "STEPS = 7", "common/rates": f"LR = {lr}", "csv": "1 / 0"}
@@ -419,6 +421,7 @@ def test_recipes_import_files_in_their_folder_and_each_its_own(tmp_path: Path) -
         assert (sys.path, set(sys.modules) - modules) == (path, set())
         assert plan("", recipe, CPU)[0].run.learning_rate == lr
         modules = set(sys.modules)
+    assert capsys.readouterr().out == ""  # which is for programs
 
 
 def test_no_file_next_to_a_recipe_replaces_a_later_import_of_poc(tmp_path: Path) -> None:

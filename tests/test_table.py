@@ -158,6 +158,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"run": {**EMULATED, "steps": 600}, "norms": [norms(step, 1000.0) for step in range(0, 60, 2)]},
         {"noise_scale": 1000},
     ),
+    "no noise scale of a few norms": (
+        {"run": EMULATED, "norms": [norms(step, 1000.0) for step in range(40, 58, 2)]},
+        {"noise_scale": None, "noise_low": None},
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from poc.cli import look
 from poc.cli import options as cli
 from poc.cli.options import Options
 from poc.config import LARGEST, Exponential, Search
+from poc.records import journal
 from poc.values import UserError, suggest
 
 
@@ -67,6 +68,7 @@ def ab(options: Options) -> int:
                 side_options = [f"--set=repeats={number}", *images, f"--results={side.results}"]
                 if status := _wait(side.start("run", *words, *side_options, stdout=subprocess.DEVNULL)):
                     return status
+            _check_readable(sides)
     return look.compare_folders([side.results for side in sides], options.slower, options.json, list(plans[0]))
 
 
@@ -85,6 +87,14 @@ def _sides(options: Options, stack: contextlib.ExitStack) -> list[_Side]:
             raise UserError(f"ab: git worktree add: {added.stderr.splitlines()[-1]}")
         sides.append(_Side(f"{side} ({commit})", code, python, folder / side))
     return sides
+
+
+def _check_readable(sides: list[_Side]) -> None:
+    """Raise UserError if this checkout cannot read the results of a commit; better after one repeat than after all."""
+    try:
+        journal.read([path for side in sides for path in journal.paths(side.results)])
+    except UserError as error:
+        raise UserError(f"ab: check out the newer commit, and start the same command again ({error})") from error
 
 
 def _wait(process: subprocess.Popen[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -90,9 +89,7 @@ def advise(options: Options) -> int:
     speeds = {record.run.devices: measured_speed(record) for record in records}
     for record in records:
         print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
-    if price and price.devices is None:  # the user's, for this machine with all its GPUs
-        price = dataclasses.replace(price, devices=len(machine.gpus) or None)
-    listed = choices(setting, speeds, price)
+    listed = choices(setting, speeds, price, len(machine.gpus))
     rows = [[*choice[:4], choice.machines and f"{choice.machines:g}", choice.dollars] for choice in listed]
     headers = ["devices", "global batch", "samples/s (90% interval)", "hours", "machines", "dollars"]
     print(tabulate(rows, headers=headers, disable_numparse=True))
@@ -163,14 +160,16 @@ def predict(measured: Estimate, measured_devices: int, devices: int, *, hosts_ad
     return Estimate(expected.median, low * expected.low, high * expected.high)
 
 
-def choices(setting: Setting, speeds: Mapping[int, Estimate], price: Price | None = None) -> list[Choice]:
+def choices(
+    setting: Setting, speeds: Mapping[int, Estimate], price: Price | None = None, gpus: int = 0
+) -> list[Choice]:
     """Return what the setting's epochs need on 1 to 8 devices, at its batch per device.
 
     `speeds` are the measured samples/s by number of devices. A run on a CPU uses the whole machine, so more devices are
-    more machines. Each GPU has an equal share of the price of the machine, which has no price with more GPUs.
+    more machines. Each GPU has an equal share of the machine, which has as many as its price is for, or else `gpus`.
     """
     on_cpu, measured = setting.kind == "cpu", max(speeds)
-    priced_devices = price.devices if price and not on_cpu else None
+    in_machine = (price.devices if price else None) or gpus
     listed = []
     for devices in _DEVICES:
         global_batch = setting.batches[-1] * devices * setting.accumulate
@@ -178,9 +177,7 @@ def choices(setting: Setting, speeds: Mapping[int, Estimate], price: Price | Non
             continue
         speed = speeds.get(devices) or predict(speeds[measured], measured, devices, hosts_added=on_cpu)
         hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train_images / 3600)
-        machines: float | None = devices if on_cpu else devices / (priced_devices or devices)
-        if priced_devices and devices > priced_devices:
-            machines = None
+        machines = devices if on_cpu else devices / in_machine if devices <= in_machine else None
         dollars = hours.times(machines * price.dollars_per_hour) if price and machines else None
         listed.append(Choice(devices, global_batch, speed, hours, machines, dollars))
     return listed

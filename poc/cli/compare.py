@@ -141,7 +141,7 @@ def text(comparison: dict[str, Any]) -> str:
             lines[-1] += ", {:.3f} ({:.3f} to {:.3f})".format(gate["ratio"], *gate["bounds"])
         if gate["exit_code"] == TOO_FEW and rate["too_short"]:
             lines[-1] += "; the runs are too short for samples/s: use more steps"
-        elif gate["exit_code"] == TOO_FEW and "outcome" not in comparison["second_is_worse"]:
+        elif gate["exit_code"] == TOO_FEW and all(map(len, rate["sides"])):
             lines[-1] += f"; about {gate['repeats_needed']} interleaved repeats on each side would decide"
     return "\n".join(lines)
 

@@ -19,6 +19,7 @@ from poc.host.hardware import Hardware
 from poc.plan import Planned, check_gpus, plan
 from poc.records import journal
 from poc.records.record import DONE, Record
+from poc.run.loop import EXPLODED
 from poc.run.progress import label, varied
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError, value, write_atomically
@@ -65,6 +66,8 @@ def lr_range(options: Options) -> int:
         figure = sweep.path.with_name(f"lr_range_{path.stem}.svg")
         write_atomically(figure, _figure(tests))
         print(f"{_table(tests)}\n\nWritten: {figure}")
+    elif not failed:
+        raise UserError("lr-range: no test fits in memory; use a smaller batch_per_device")
     return exit_code(failed)
 
 
@@ -105,7 +108,7 @@ def range_test(record: Record) -> RangeTest:
     losses: dict[float, float] = {}
     for window in record.windows:
         rate = math.sqrt(run.rate(step) * run.rate(step + window.steps - 1))  # the middle: rates grow geometrically
-        losses[rate] = math.inf if window.loss is None else window.loss
+        losses[rate] = math.inf if window.loss is None or window.loss >= EXPLODED else window.loss
         step += window.steps
     return find_rates(losses)
 
@@ -121,7 +124,7 @@ def find_rates(losses: Mapping[float, float]) -> RangeTest:
     curve = _smoothed(losses)
     rates = list(curve)
     if not rates:
-        return RangeTest(losses=curve)
+        return RangeTest(losses=curve, explodes=next(iter(losses), None))
     minimum = min(rates, key=curve.__getitem__)
     first, margin = curve[rates[0]], _NOISE * abs(curve[rates[0]])
     after = [rate for rate in losses if rate > minimum]
@@ -166,11 +169,12 @@ def _figure(tests: Mapping[str, RangeTest]) -> str:
     from poc.report import chart  # it takes a second to import
 
     curves = [chart.Line(name, test.losses, measured=True, interval=test.interval) for name, test in tests.items()]
+    some = f"; the first {chart.MAX_LINES} of {len(curves)}" if len(curves) > chart.MAX_LINES else ""
     losses = [loss for test in tests.values() for loss in test.losses.values()]
     first = max(next(iter(test.losses.values()), 0.0) for test in tests.values())
     drawn = chart.lines(
         curves,
-        *("Training loss by learning rate; bars: suggested rates", "learning rate", "training loss"),
+        *(f"Training loss by learning rate; bars: suggested rates{some}", "learning rate", "training loss"),
         xscale="log",
         ylim=(0.8 * min(losses, default=0.0), 1.2 * first or None),  # without the explosion
     )

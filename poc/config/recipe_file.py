@@ -30,7 +30,8 @@ def load(
         raise UserError(f"recipe: {path} is not a file")
     folder = path.resolve().parent
     try:
-        with _importable(folder):
+        # Of commands with --json the standard output is for programs.
+        with _importable(folder), contextlib.redirect_stdout(sys.stderr):
             recipe = runpy.run_path(str(path)).get("recipe")
         if not isinstance(recipe, Recipe):
             raise UserError("`recipe = Recipe(...)` is missing")

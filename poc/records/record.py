@@ -31,6 +31,7 @@ LAUNCH_BOUND_SHARE = 0.9  # a run on GPUs is launch-bound if the host takes this
 BUSY_SHARE = 0.05  # a run is noisy if others took more than this share of the cores that it could use
 # Sensors are slow, and the windows of a shorter run lie between other work that they also measure.
 LEAST_SECONDS_OF_ENERGY = 10.0
+_LEAST_NORMS = 10  # measurements from which the gradient noise scale and its interval are computed
 
 
 @value
@@ -305,7 +306,7 @@ class Record(WorkerResult):
         norms = [each for each in self.norms if 2 * each.step >= self.steps]
         small, large = self.run.batch_per_device, self.run.global_batch
         scale = noise.scale(norms, small_batch=small, large_batch=large)
-        if scale is None:
+        if scale is None or len(norms) < _LEAST_NORMS:
             return {}
         low, high = noise.interval(norms, small_batch=small, large_batch=large)
         return {"noise_scale": scale, "noise_low": low, "noise_high": high if math.isfinite(high) else None}
