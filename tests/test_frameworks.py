@@ -434,6 +434,7 @@ def test_frameworks_take_the_same_steps(run: Run) -> None:
         ("pytorch", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of", True),
         ("pytorch", "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
         ("pytorch", "RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("pytorch", "RuntimeError", "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
         ("pytorch", "RuntimeError", "CUDA error: device-side assert triggered", False),
     ],
 )

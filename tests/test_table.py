@@ -160,7 +160,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "no noise scale of a few norms": (
         {"run": EMULATED, "norms": [norms(step, 1000.0) for step in range(40, 58, 2)]},
-        {"noise_scale": None, "noise_low": None},
+        {"noise_scale": math.nan, "noise_low": math.nan},
     ),
 }
 

@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import itertools
 import os
+import pickle
+import random
 import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,6 +91,8 @@ class TorchSession(Session):
                 self._ddp = DistributedDataParallel(
                     self._forward, broadcast_buffers=False, gradient_as_bucket_view=True
                 )
+            # Spurious: the strides of dimensions of size 1, which cuDNN sets otherwise with NHWC, change nothing.
+            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             self._forward = self._ddp
         if state is not None:
             self._load_state(state)
@@ -144,12 +148,15 @@ class TorchSession(Session):
             return
 
         def work(uploaded: graphs.Batch) -> None:
-            recorded_batch, before = dataclasses.replace(placed, uploaded=uploaded, prepared={}), self._addresses()
+            recorded_batch = dataclasses.replace(placed, uploaded=uploaded, prepared={})
+            before, drawn = self._addresses(), self._generators()
             self.forward_backward(self._micro_batches(recorded_batch))
             self._update()
             if replaced := [name for name, address in self._addresses().items() if before.get(name) != address]:
                 # Each replay would start from the tensor before the recording.
                 raise ValueError(f"the model replaces {replaced[0]} in each step; change it in place: copy_()")
+            if self._generators() != drawn:  # each replay would repeat what this step did by them
+                raise ValueError("the model draws random numbers on the CPU in each step")
 
         self._seed_step()
         optimizers.set_learning_rate(self._optimizer, learning_rate)
@@ -163,6 +170,11 @@ class TorchSession(Session):
         """Return where the parameters and buffers of the model are."""
         tensors = itertools.chain(self._net.named_parameters(), self._net.named_buffers())
         return {name: tensor.data_ptr() for name, tensor in tensors}
+
+    def _generators(self) -> bytes:
+        """Return the state of all random number generators of the host, but of this device's."""
+        of_torch = torch.get_rng_state().numpy() if self._device.type == "cuda" else None
+        return pickle.dumps((random.getstate(), np.random.get_state(), of_torch))
 
     def _has_recorded_like(self, kind: tuple[Any, ...]) -> bool:
         """Return whether a step is recorded that differs from this kind in the synchronisation alone.
@@ -290,7 +302,7 @@ class TorchSession(Session):
         self._net.whitening.weight.copy_(torch.from_numpy(filters))
 
     def upload_images(self, images: np.ndarray) -> None:
-        self._images = torch.from_numpy(np.ascontiguousarray(images)).to(self._device)
+        self._images = torch.tensor(images, device=self._device)
 
     def _gradients(self, device: int = 0) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._trained if parameter.grad is not None]
@@ -326,7 +338,10 @@ class TorchSession(Session):
             torch.cuda.synchronize()
 
     def _seed_dropout(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        # torch.manual_seed() also prints a stack to a string for each kind of accelerator that is not there.
+        torch.random.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _batch_stats(self) -> list[torch.Tensor]:
         names = ("running_mean", "running_var")  # each time anew: a model of the user's may replace them
