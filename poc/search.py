@@ -111,10 +111,11 @@ def stages(batches: Sequence[Sequence[Run]], result_of: ResultOf) -> Iterator[St
         winner = chosen(candidates, result_of)
         if candidates is batches[0]:
             smallest = winner
-        if winner:  # else no candidate completed
-            runs = tuple(dict.fromkeys(trainings(winner, smallest).values()))
+        base = smallest if winner and winner.search and winner.search.rules else None
+        runs = tuple(dict.fromkeys(trainings(winner, base).values())) if winner else ()  # no candidate completed
+        if trained:
             given_up = tuple(run for run in candidates if run not in trained)
-            yield Stage(runs, given_up, epochs=winner.epochs, is_rung=False)
+            yield Stage(runs, given_up, epochs=candidates[0].epochs, is_rung=False)
 
 
 def climb(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
@@ -171,12 +172,12 @@ def trainings(winner: Run, smallest: Run | None) -> dict[str, Run]:
     """Return the trainings on the test set after a search at one global batch.
 
     One has the rate that was found. The others have the rates of the rules, starting from the one that was found at the
-    smallest batch, where there are no others. If a rule gives the rate that was found, both are the same training.
+    smallest batch: at that batch, or without it, there are none. If a rule gives the rate that was found, both are the
+    same training.
     """
     assert winner.tunes
-    assert winner.search
     runs = {FOUND: winner.tunes}
-    if winner.search.rules and smallest and smallest.global_batch < winner.global_batch:
+    if smallest and smallest.global_batch < winner.global_batch:
         for name, rule in ((LINEAR, Linear), (SQUARE_ROOT, SquareRoot)):
             scaled = rule(base=smallest.learning_rate, per=smallest.global_batch)
             rate = scaled.at(winner.global_batch)

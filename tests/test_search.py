@@ -16,8 +16,8 @@ from poc import CIFAR10, SGD, AdamW, Fixed, Recipe, Search, Synthetic, data, sea
 from poc.config.run import Run
 from poc.data import sources
 from poc.plan import START_SECONDS, estimate, plan, training_seconds
-from poc.records import journal
-from poc.records.record import COMPLETED, FAILED, INTERRUPTED, LOST, WorkerResult
+from poc.records import journal, last_run
+from poc.records.record import COMPLETED, DIVERGED, FAILED, INTERRUPTED, LOST, WorkerResult
 from poc.run import workload
 from poc.run.launcher import HostResult
 from poc.run.parent import execute
@@ -398,6 +398,36 @@ def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
     sweep = sweep_in(tmp_path / "all", batch_per_device=128)
     sweep.do(sweep.items[0], Training(fate))
     assert sweep.pending(sweep.items) == []
+
+
+def test_nothing_is_chosen_while_failed_whole_trainings_are_to_be_tried_again(
+    tmp_path: Path, test_reads: Counter[str]
+) -> None:
+    for is_tested, outcome in ((False, FAILED), (True, COMPLETED)):
+        training = Training(lambda run, outcome=outcome: (COMPLETED if run.pause_after else outcome, "why"))
+        sweep = sweep_in(tmp_path, batch_per_device=128)
+        assert sweep.do(sweep.items[0], training)
+        assert any(not run.search for run in training.runs) == is_tested
+        assert len(sweep.pending(sweep.items)) == (not is_tested)
+
+
+def test_checkpoints_go_also_if_every_whole_training_diverges(tmp_path: Path, test_reads: Counter[str]) -> None:
+    training = Training(lambda run: (COMPLETED if run.pause_after else DIVERGED, "nan"))
+    sweep = sweep_in(tmp_path, batch_per_device=128)
+    assert sweep.do(sweep.items[0], training)
+    assert sweep.pending(sweep.items) == []
+    assert len(training.forgotten) == 4
+
+
+def test_a_repeated_rung_begins_with_the_first_step(tmp_path: Path, test_reads: Counter[str]) -> None:
+    for is_repeated in (False, True):
+        sweep, training, fits = sweep_in(tmp_path, batch_per_device=128), Training(), iter([True] * 4 + [False])
+        sweep.since = last_run.now() if is_repeated else ""
+        sweep.use(sweep.context.images)
+        sweep.estimator.fits = lambda planned, fits=fits: next(fits)  # type: ignore[method-assign,misc]
+        sweep.do(sweep.items[0], training)
+        assert (len(training.runs), len(training.forgotten)) == (4, 4 * is_repeated)
+        time.sleep(1)
 
 
 def test_a_failure_after_a_completed_repeat_changes_no_choice(tmp_path: Path, test_reads: Counter[str]) -> None:

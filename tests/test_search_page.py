@@ -222,17 +222,41 @@ def test_the_rate_of_a_search_stays_the_best_beside_a_grid_on_other_devices(made
 
 def test_a_batch_without_a_completed_candidate_and_an_interrupted_rung_are_no_results(made: list[Record]) -> None:
     diverged = {"outcome": DIVERGED, "reason": "nan", "evaluations": ()}
-    is_lost = {each.run.id for each in made if each.run.search and each.run.global_batch == 1024}
-    records = [dataclasses.replace(each, **diverged) if each.run.id in is_lost else each for each in made]
-    results = Results(table=build(*records), machine=made[0].infrastructure)
-    (subject,) = results.subjects()
-    rates = search.found(results, subject)
-    assert [*rates.global_batch] == [128]
-    assert "1,024" in str(search.blocks(results, subject, rates))
+    candidates = [each.run for each in made if each.run.search and each.run.global_batch == 1024]
+    for is_lost in ({run.id for run in candidates}, {run.id for run in candidates if not run.pause_after}):
+        records = [dataclasses.replace(each, **diverged) if each.run.id in is_lost else each for each in made]
+        results = Results(table=build(*records), machine=made[0].infrastructure)
+        (subject,) = results.subjects()
+        rates = search.found(results, subject)
+        assert [*rates.global_batch] == [128]
+        assert "1,024" in str(search.blocks(results, subject, rates))
     (*_, paused) = [each for each in made if each.run.pause_after]
     later = dataclasses.replace(paused, started="2030-01-01T00:00:00+00:00", outcome=FAILED, reason=INTERRUPTED)
     results = Results(table=build(*made, later), machine=made[0].infrastructure)
     assert {*search.candidates(results).outcome} == {"completed"}
+
+
+def with_fields(record: Record, started: str, **fields: Any) -> Record:
+    tunes = record.run.tunes and dataclasses.replace(record.run.tunes, **fields)
+    return dataclasses.replace(
+        record, started=started, run=dataclasses.replace(record.run, **fields, tunes=tunes, search=record.run.search)
+    )
+
+
+def test_a_search_that_is_repeated_with_another_field_is_shown_as_it_is_now(made: list[Record]) -> None:
+    again = [with_fields(each, f"2030{each.started[4:]}", window=7) for each in made]
+    table = build(*made, *again)
+    assert table[table.run_id.isin({each.run.id for each in again})].chosen.any()
+
+
+def test_rules_that_are_trained_later_are_shown(made: list[Record]) -> None:
+    def without_rules(record: Record) -> Record:
+        run = record.run
+        searching = run.search and dataclasses.replace(run.search, rules=False)
+        return dataclasses.replace(record, run=dataclasses.replace(run, search=searching))
+
+    for records in (made, [*map(without_rules, made)]):
+        assert [line["linear_n"] for line in found(records)] == [0, 2]
 
 
 def test_the_recipes_of_a_command_include_the_trainings_with_the_rules_rates(made: list[Record]) -> None:

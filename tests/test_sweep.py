@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from poc import Folder, Recipe, published
+from poc import Folder, Recipe, Search, published
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
@@ -69,6 +69,8 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     save(run.steps // 4)
     assert estimator.seconds(item) == pytest.approx(start + 1500.0)
     assert estimator.fits(Planned(run=run, seconds=start + 4000.0))
+    searching = dataclasses.replace(run, search=Search(low=0.1, high=0.8), tunes=run)  # others fit, and come first
+    assert not estimator.fits(Planned(run=searching, seconds=start + 4000.0))
     assert not RuntimeEstimator(dataclasses.replace(context, until=time.monotonic() - 1), []).fits(item)
     # Of a run by time as many seconds are done as it trained, though it may be far from its last step.
     for trained, left in ((9.0, 6.0), (99.0, 0.0)):

@@ -1,5 +1,6 @@
 """Plan the chosen recipes and run them, on this machine or on a cluster."""
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -105,6 +106,11 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
     connect(options.cluster, verbose=options.verbose)
     from poc.cluster.scheduler import Cluster
 
+    def note(sweeps: Sequence[Sweep]) -> None:
+        runs_left = sum(len(sweep.pending(sweep.items)) for sweep in sweeps)
+        request = dataclasses.replace(_request(options, sweeps, started), runs_left=runs_left)
+        last_run.write(options.results, request)
+
     until = schedule.bound(began, options.hours, None, None)
     cluster = Cluster(
         recipes=recipes,
@@ -114,7 +120,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
         plan_options=options.plan_options,
         sweep_options=_sweep_options(options, started, [name for name, _ in recipes]),
         prices=known_prices,
-        note=lambda sweeps: last_run.write(options.results, _request(options, sweeps, started)),
+        note=note,
     )
     return cluster.run(), known_prices
 

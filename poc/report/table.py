@@ -124,7 +124,7 @@ def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> N
     of another version count in a search that goes on. What a search chose, a later one of other rates replaces.
     """
     of_runs: dict[Any, dict[str, list[tuple[Any, Record]]]] = defaultdict(lambda: defaultdict(list))
-    searches: dict[Any, dict[tuple[Any, ...], list[Run]]] = {}
+    searches: dict[Any, dict[tuple[Any, ...], Run]] = {}
     for row, record in sorted(zip(rows, records), key=lambda pair: pair[1].started):
         run, conditions = record.run, (row["machine"], record.data_id, row["environment"])
         of_runs[conditions][run.id].append((row, record))
@@ -132,10 +132,11 @@ def _add_choices(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> N
             key = conditions, search.identity(run), run.search, run.seed
             batches = searches[key] = searches.pop(key, {})  # the latest search comes last
             batch = run.global_batch, run.devices, run.batch_per_device, run.workers, run.kvstore_label
-            batches[batch] = batches.get(batch) or search.candidates(run)
+            batches[batch] = run  # the latest: what `identity` leaves out may have changed
     found: dict[Any, list[Any]] = defaultdict(list)
     for (conditions, identity, rates, seed), batches in searches.items():
-        name, candidates = _hash(*conditions, f"{identity} {rates!r}"), [batches[batch] for batch in sorted(batches)]
+        name = _hash(*conditions, f"{identity} {rates!r}")
+        candidates = [search.candidates(batches[batch]) for batch in sorted(batches)]
         for global_batch, chosen in _add_choices_of(name, candidates, of_runs[conditions]):
             replaced = found[conditions, identity, seed, global_batch]
             for row in replaced:

@@ -161,10 +161,11 @@ class RuntimeEstimator:
     def fits(self, planned: Planned) -> bool:
         """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then.
 
-        A longer one needs the time for its first checkpoint.
+        A longer one needs the time for its first checkpoint. What a search has paused counts as not begun.
         """
         time_left = self._context.until - time.monotonic()
-        needed = CHECKPOINT_SECONDS if self.begins_longer else 0 if self._begun(planned.run) else math.inf
+        continues = not planned.run.search and self._begun(planned.run)
+        needed = CHECKPOINT_SECONDS if self.begins_longer else 0 if continues else math.inf
         return time_left > min(needed, self.seconds(planned))
 
     def _begun(self, run: Run) -> float:

@@ -149,6 +149,8 @@ class Sweep:
             if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
                 results = {(run.id, run.data.key) for run in stage.runs}
                 self.failed = {key: failure for key, failure in self.failed.items() if key not in results}
+            if stage.is_rung and len(stage.runs) > 1 and len(self._done.pending(stage)) == len(stage.runs):
+                return True  # all failed, and the next command tries them again: nothing is chosen without them
         return True
 
     def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
@@ -168,6 +170,8 @@ class Sweep:
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
         self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
+        if self.since and run.pause_after and run.id in self._recorded:  # --again begins with the first step
+            launcher.forget(run)
         fields = {"title": name, "framework_choice": item.planned.framework_choice}
         record, interrupted = execute(run, self.context, launcher, detail=self.detail, pace=pace, **fields)
         try:

@@ -6,10 +6,10 @@ from typing import Any
 import pandas as pd
 
 from poc.records.record import COMPLETED, INTERRUPTED, SETTLED
-from poc.report import chart, markdown
+from poc.report import chart, markdown, repeats
 from poc.report.markdown import Block, figure
 from poc.report.results import Results, Subject
-from poc.report.table import TRAINING
+from poc.report.table import PAUSED, TRAINING
 from poc.search import FOUND, LINEAR, SQUARE_ROOT
 
 _BATCH = ["global_batch", "devices", "batch_per_device", "workers", "kvstore"]
@@ -145,11 +145,12 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
 
 def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Block]:
     """Return table, figures and remarks of the `found` rates of a subject."""
-    outcomes = _candidates_of(results, subject).groupby("global_batch").outcome
+    rows = _candidates_of(results, subject)
     not_found = [
         f"At global batch {batch:,.0f} no candidate completed: search lower rates, or use a smaller batch."
-        for batch, each in outcomes
-        if (each != COMPLETED).all()
+        for batch, each in rows.groupby("global_batch")
+        # Of those that were trained to the end, if any was.
+        if (repeats.some_or_all(each, each.length != PAUSED).outcome != COMPLETED).all()
     ]
     if not len(rates):
         return [" ".join(not_found)] if not_found else []
