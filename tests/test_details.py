@@ -9,10 +9,10 @@ import pytest
 
 from poc import published
 from poc.published import Study
-from poc.records.record import Record
+from poc.records.record import DIVERGED, Record
 from poc.report import PAGES, markdown
 from poc.report.markdown import Block
-from poc.report.results import Results
+from poc.report.results import Results, Subject
 from tests.builders import AUGMENTED, TEST_CPU, build, record_of
 from tests.pages import Lines, on_gpus, tables, trained
 
@@ -39,6 +39,12 @@ def test_each_kvstore_has_its_series_from_repeats_of_the_same_hour() -> None:
     lines = only_table(results_of(*records), "scaling", "Weak scaling by kvstore")
     figures = {line["kvstore"]: (line["samples/s"], line["efficiency"], line["n"]) for line in lines}
     assert figures == {"device": ("1,000 → 3,000", "75% on 4", "3"), "none": ("1,000 → 3,600", "90% on 4", "1")}
+    # What ran on one device at another time, with more repeats, is not compared with them and does not hide them.
+    later = [on_gpus(1100, 1, minute, run={"learning_rate": 0.01}) for minute in range(300, 304)]
+    again = only_table(results_of(*records, *later), "scaling", "Weak scaling by kvstore")
+    assert [(line["kvstore"], line["efficiency"]) for line in again] == [
+        (kvstore, efficiency) for kvstore, (_, efficiency, _) in figures.items()
+    ]
     # A series of whole trainings has another name than that of bursts.
     longer = [trained(900, 0.7), trained(1800, 0.7, run={"devices": 2, "global_batch": 256})]
     lines = only_table(results_of(*records, *longer), "scaling", "Weak scaling by kvstore")
@@ -52,8 +58,19 @@ def test_the_breakdown_says_which_gpus_wait_for_the_host() -> None:
         on_gpus(1000, 4, detail=dict(times, issue_seconds=issue), run={"learning_rate": n + 1.0})
         for n, issue in enumerate((0.002, 0.0095))
     ]
+    records.append(on_gpus(500, 8, detail=dict(times, issue_seconds=None), run={"emulated": True}))  # no speed of eight
     lines = only_table(results_of(*records), "scaling", "Step-time breakdown")
     assert [line["enqueue (ms)"] for line in lines] == ["2", "9.5 (launch-bound)"]
+
+
+def test_a_headline_is_of_one_environment_and_of_what_diverges_now() -> None:
+    records = [on_gpus(rate, devices, devices) for devices, rate in ((1, 1000), (4, 3600), (8, 7000))]
+    records += [on_gpus(900, devices, 9, environment={"NCCL_P2P_DISABLE": "1"}) for devices in (1, 8)]
+    lost = trained(900, 0.1, outcome=DIVERGED, evaluations=())
+    results = results_of(*records, lost, trained(900, 0.7, minute=400), trained(900, 0.7, run={"learning_rate": 0.01}))
+    rows = results.headline(Subject("cifar_resnet50_v2", "cifar10"))
+    assert ({*rows.environment}, len(rows), len(results.diverged(rows))) == ({""}, 5, 0)
+    assert len(results_of(*records, lost).diverged(rows)) == 1
 
 
 def test_the_noise_scale_of_a_setting_is_the_median_of_its_runs_and_may_have_no_upper_end() -> None:

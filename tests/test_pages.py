@@ -141,6 +141,7 @@ def test_a_scaling_series_goes_on_over_several_hosts(tmp_path: Path) -> None:
     page = written(tmp_path, on_hosts, on_gpus(1000, minute=1), on_gpus(3600, 4, minute=2))
     (line,) = [line for line in first_table(page, "Scaling") if "test machine" in line["machine"]]
     assert (line["machine"], line["efficiency"]) == ("test machine", "88% on 8")
+    assert "1 completed" in written(tmp_path, on_hosts)  # of a machine that never ran alone
     # What failed on the hosts together has failed here, too.
     failed = replace(on_hosts, outcome="failed", reason="lost")
     page = written_after(tmp_path, failed, on_gpus(1000, minute=1), runs=[failed])

@@ -23,7 +23,7 @@ SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod",
 _SERVERS = r", \d+ servers$"  # how many of them add up the gradients changes no sum
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
 _HEADLINE_COLUMNS = ["hardware", "kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
-_HEADLINE_COLUMNS += ["options"]
+_HEADLINE_COLUMNS += ["options", "environment"]
 
 
 class Subject(NamedTuple):
@@ -128,7 +128,7 @@ class Results:
     def here(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Keep the measured rows of this machine, alone or as one of several hosts."""
         names = rows.machine.str.replace(r"^\d+ hosts, each ", "", regex=True)
-        return rows[(rows.origin == MEASURED) & (names == self.machine)]
+        return rows[(rows.origin == MEASURED) & ((names == self.machine) | (rows.machine == self.machine))]
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -137,7 +137,7 @@ class Results:
         return self.last_run.skipped if self.last_run else by_reason(rows.reason)
 
     def subjects(self) -> list[Subject]:
-        """Models and data sets of this machine: the main study's model first, then those with most settings.
+        """Models and data sets of this machine: the main study's model first, then the latest.
 
         Models with only fixed batches are left out, and those with only quick or tuning runs if there are others. If
         nothing was completed, they are those of the runs that were tried.
@@ -146,12 +146,12 @@ class Results:
         rows = completed if len(completed) else started[started.outcome != SKIPPED]
         for left_out in (rows.quick, rows.accuracy_on == "validation split"):
             rows = repeats.some_or_all(rows, ~left_out[rows.index])
-        sizes = rows.groupby(["model", "family"], sort=False).size()
+        ages = (-rows.started.rank()).groupby([rows.model, rows.family]).min()
 
         def rank(key: tuple[str, str]) -> tuple[Any, ...]:
-            return not Subject(*key).is_main, key[1] == "synthetic", -sizes[key], key
+            return not Subject(*key).is_main, key[1] == "synthetic", ages[key], key
 
-        return [Subject(*key) for key in sorted(sizes.index, key=rank)]
+        return [Subject(*key) for key in sorted(ages.index, key=rank)]
 
     def of(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
         """Settings of a subject on a machine (default: this one) without tuning runs, fixed batches and stragglers."""
@@ -185,8 +185,13 @@ class Results:
         return max((group for _, group in groups), key=rank, default=rows)
 
     def diverged(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return the whole trainings that diverged, of the model, machine and conditions of headline settings."""
-        runs = self.runs[(self.runs.outcome == DIVERGED) & (self.runs.length == TRAINING) & ~self.runs.quick]
+        """Return the whole trainings that diverged, of the model, machine and conditions of headline settings.
+
+        Those of seeds that later came to their end are left out.
+        """
+        runs = self.runs[self.runs.outcome.isin(DONE)].sort_values("started", kind="stable")
+        runs = runs.drop_duplicates(["setting", "seed"], keep="last")
+        runs = runs[(runs.outcome == DIVERGED) & (runs.length == TRAINING) & ~runs.quick]
         runs = runs[runs.target_accuracy.isna() & (runs.accuracy_on != "validation split")]
         runs = runs[is_synchronous(runs) & (runs.straggler == 0) & ~runs.fixed]
         return runs.merge(rows[["machine", "model", *_HEADLINE_COLUMNS]].drop_duplicates())

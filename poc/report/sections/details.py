@@ -144,7 +144,8 @@ def scaling_and_kvstores(results: Results) -> list[Block]:
     runs = results.runs[results.runs.step_seconds.notna() & results.runs.sync_seconds.notna() & ~results.runs.quick]
     parts = ["step_seconds", "compute_seconds", "sync_seconds", "issue_seconds"]
     runs = runs.assign(**{part: runs.groupby("setting")[part].transform("median") for part in parts})
-    runs = runs[runs.devices > 1].drop_duplicates("setting").sort_values(["elsewhere", "devices"], kind="stable")
+    runs = runs[(runs.devices > 1) & ~runs.emulated].drop_duplicates("setting")
+    runs = runs.sort_values(["elsewhere", "devices"], kind="stable")
     return [
         *section("Weak scaling by kvstore", about, markdown.table(lines)),
         *listing(
@@ -153,7 +154,7 @@ def scaling_and_kvstores(results: Results) -> list[Block]:
             "and the time that the host needs to enqueue it. A GPU run is launch-bound if enqueueing takes at least "
             f"{LAUNCH_BOUND_SHARE:.0%} of the step. Medians over repeats.",
             runs,
-            *("machine", "model, framework", "devices", "kvstore", "batch per device"),
+            *("machine", "model, framework", "devices, kvstore", "batch per device"),
             ("step (ms)", lambda row: markdown.number(row.step_seconds * 1e3)),
             ("compute (ms)", lambda row: markdown.number(row.compute_seconds * 1e3)),
             ("sync (ms)", lambda row: markdown.number(row.sync_seconds * 1e3)),

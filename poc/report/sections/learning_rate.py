@@ -15,8 +15,6 @@ from poc.report.markdown import Block, figure, section
 from poc.report.results import Results, Subject, same_length, trainings
 from poc.report.sections import search
 
-_MAX_TUNED = 3
-
 
 def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) -> pd.DataFrame:
     """Return the setting with the best learning rate at each global batch, its index, smallest first.
@@ -189,7 +187,7 @@ def _tuned(results: Results, subject: Subject) -> str:
         return "test set" if tried[row.global_batch] > 1 else ""
 
     lines = markdown.lines(
-        best.sort_values("global_batch").head(_MAX_TUNED),
+        best.sort_values("global_batch"),
         *(("tuned recipe", "training_recipe"), "global batch", "lr"),
         *("epochs", ("accuracy", lambda row: f"{row.accuracy:.3f}"), ("n", "seeds")),
         ("best of", lambda row: markdown.count(row.candidates if row.chosen else tried[row.global_batch])),

@@ -40,17 +40,26 @@ def series(results: Results, rows: pd.DataFrame, *, without_speedup: bool = Fals
 
 def _series(results: Results, rows: pd.DataFrame) -> pd.DataFrame:
     multiple = rows[(rows.devices > 1) & ((rows.origin == MEASURED) | (rows.scaling == WEAK))]
-    single = rows[rows.devices == 1]
-    base = preferred(single)
-    chosen = [] if base is None else [{**base, "speedup": 1.0, "pairs": base.n}]
+    single, curves = rows[rows.devices == 1], list[pd.DataFrame]()
+    counts = multiple.devices.nunique()
+    # The preferred setting on one device may have run at another time than those on several, and another one with them.
+    while (base := preferred(single)) is not None and not any(len(curve) > counts for curve in curves):
+        curves.append(_curve(results, base, multiple))
+        single = single[single.setting != base.setting]
+    if curves:
+        return max(curves, key=lambda curve: (curve.devices.max(), curve.pairs.iloc[-1]))
+    alone = [preferred(group) for _, group in multiple[multiple.origin != MEASURED].groupby("devices")]
+    return pd.DataFrame([{**row, "speedup": math.nan, "pairs": 1} for row in alone if row is not None])
+
+
+def _curve(results: Results, base: Any, multiple: pd.DataFrame) -> pd.DataFrame:
+    """Return the series with `base` on one device: for each number of devices a setting that compares with it."""
+    chosen = [{**base, "speedup": 1.0, "pairs": base.n}]
     for _, group in multiple.groupby("devices"):
-        row = preferred(group)
-        if row is None:
-            continue
-        if base is None and row.origin != MEASURED:
-            chosen.append({**row, "speedup": math.nan, "pairs": 1})
-        elif base is not None and (speedup := _speedup(results, base, row)):
-            chosen.append({**row, "speedup": speedup[0], "pairs": speedup[1]})
+        speedups = {row.setting: speedup for _, row in group.iterrows() if (speedup := _speedup(results, base, row))}
+        if (row := preferred(group[group.setting.isin(speedups)])) is not None:
+            ratio, pairs = speedups[row.setting]
+            chosen.append({**row, "speedup": ratio, "pairs": pairs})
     return pd.DataFrame(chosen)
 
 

@@ -25,9 +25,9 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
     end = f"after {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else "after the last epoch"
     caption = (
         f"{framework and f'This machine: {framework}. '}Medians of n repeats or seeds. {source}Measured samples/s "
-        "are of bursts where there are any. Speed-up: "
-        "samples/s on all devices over samples/s on one, at a fixed batch per device (on a CPU the first row is of "
-        "all cores as one device, and in the next two a device is a worker with its own cores); "
+        "are of bursts where there are any. Speed-up: samples/s on the most devices that were measured over samples/s "
+        "on one, at a fixed batch per device (on a CPU the first row is of all cores as one device, and in the next "
+        "two a device is a worker with its own cores); "
         f"efficiency: speed-up / devices. Accuracy: test set, {end}, "
         f"{results.recipe(subject)}. Time: training with this recipe until the accuracy is first {results.target:g} at "
         f"the end of an epoch{bound} (`poc report --target ACCURACY` sets another). Cost: price of the whole instance."
