@@ -254,8 +254,9 @@ def test_files_that_mxnet_and_keras_left_are_used_unless_damaged(tmp_path: Path)
     for folder in (mxnet, keras):
         folder.mkdir(parents=True)
     assert load(None, tmp_path / "cache").name == "synthetic"
-    write(keras, PYTHON_UNPACKED)
-    check(load(None, tmp_path / "cache"))
+    for number, place in enumerate(("cifar-10-batches-py-target", ".")):  # of Keras 3, and before
+        write(keras / place, PYTHON_UNPACKED)
+        check(load(None, tmp_path / f"cache {number}"))
     write(mxnet, {**BINARY, "test_batch.bin": b""})
     assert load(None, tmp_path / "cache").source == keras / "cifar-10-batches-py"
     write(mxnet, BINARY)

@@ -112,6 +112,10 @@ def test_a_truncated_jpeg_is_refused_whatever_its_header_and_end(options: list[i
     thumbnail = b"\xff\xe1" + (len(jpeg) + 2).to_bytes(2, "big") + jpeg  # has a scan and an end of its own
     for whole in (jpeg, jpeg[:2] + thumbnail + jpeg[2:], jpeg + b"\xff\xda and a film"):
         assert recordio.decode(whole, "x").shape == (48, 48, 3)
+    png = cv2.imencode(".png", pixels)[1].tobytes()
+    recordio.check_end(png, "x")
+    with pytest.raises(UserError, match="x is a truncated PNG"):
+        recordio.check_end(png[:-12], "x")
     for start in (b"", thumbnail):
         for share in (0.5, 0.9, 0.999):
             with pytest.raises(UserError, match="x is"):

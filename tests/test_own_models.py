@@ -337,6 +337,19 @@ def unused(classes):
     net.extra = nn.Linear(2, 3)
     return net
 """
+PAIR_IN_EVALUATION = """\
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def forward(self, images):
+        scores = super().forward(images)
+        return scores if self.training else (scores, images)
+
+
+def net(classes):
+    return Net(nn.Flatten(), nn.LazyLinear(classes))
+"""
 DEFERRED = """\
 import mxnet as mx
 from mxnet.gluon import nn
@@ -365,7 +378,24 @@ def unused(classes):
             return self.used(images)
 
     return Net()
+
+
+def reused(classes):
+    convolution, net = nn.Conv2D(3, 1, in_channels=3), nn.HybridSequential()
+    net.add(convolution, nn.MaxPool2D(), convolution, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(classes))
+    return net
 """
+
+
+@pytest.mark.slow
+def test_a_gluon_block_that_is_used_twice_counts_at_each_size(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEFERRED)
+    run = own("mxnet", tmp_path, model="net.py:reused").run
+    side, classes = run.data.crop, run.data.classes
+    small = (side // 2) ** 2
+    assert run.cost is not None
+    assert run.cost.forward_multiply_adds == 9 * (side**2 + small) + 3 * classes
+    assert run.cost.activations == 3 * (side**2 + 2 * small + 1) + classes
 
 
 @needs_torch
@@ -426,6 +456,7 @@ def test_a_framework_that_cannot_train_it_is_skipped_with_the_reason(folder: Pat
         ("def net(classes):\n    return classes\n", ("MXNet: ", "returns int", "PyTorch: ")),
         ("import no_such_module\n", ("no_such_module", "(mine.py, line 1)")),
         ("from torch import nn\n\n\ndef net(classes):\n    return nn.Flatten()\n", ("(2, 3072)", "(2, 10)")),
+        (PAIR_IN_EVALUATION, ("returns tuple", "in evaluation")),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_names_it(code: str, words: tuple[str, ...], tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ class Release:
         """The files of each form in which the data set is found."""
         forms = []
         for folder, names in zip(self.folders, (self.binary, self.files)):
-            forms += [names, tuple(f"{folder}/{name}" for name in names)]
+            # In folders of Keras, too: 3 and later, and before.
+            inside = [tuple(f"{path}/{name}" for name in names) for path in (folder, f"{folder}-target/{folder}")]
+            forms += [names, *inside]
         return [*forms, *((name,) for name in self.archives), self.records]
 
 

@@ -60,14 +60,17 @@ def decode(encoded: bytes, where: object) -> npt.NDArray[np.uint8]:
     except cv2.error:  # larger than the limit in poc/__init__.py
         pixels = None
     if pixels is None:
-        raise UserError(f"data: {where} is not an image that can be decoded; replace it")
+        limit = "or it has more than 134 million pixels (OPENCV_IO_MAX_IMAGE_PIXELS)"
+        raise UserError(f"data: {where} is not an image that can be decoded, {limit}; replace it")
     return np.asarray(pixels, np.uint8)
 
 
 def check_end(encoded: bytes, where: object) -> None:
-    """Raise UserError for a JPEG that is cut off, of which OpenCV would leave what is missing uninitialised."""
+    """Raise UserError for an image that is cut off; of a JPEG OpenCV would leave what is missing uninitialised."""
     if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):
         raise UserError(f"data: {where} is a truncated JPEG; replace it")
+    if encoded[:4] == b"\x89PNG" and b"IEND" not in encoded:
+        raise UserError(f"data: {where} is a truncated PNG; replace it")
 
 
 def _has_end(jpeg: bytes) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from poc import data, frameworks
 from poc.config import Synthetic
-from poc.config.datasets import DataId
+from poc.config.datasets import DataId, Own
 from poc.config.run import Run
 from poc.frameworks import Session, own_models
 from poc.frameworks.session import WHITENING_IMAGES
@@ -193,6 +193,8 @@ class Worker:
                 f"data: this worker has {dataset.data_id}, the plan has {planned}; all workers need the same "
                 "images, unchanged during a run"
             )
+        if isinstance(self.run.data, Own) and len(dataset.train) != self.run.data.train_images:
+            raise UserError("data: images were added or removed after they had been counted; start again")
         self._beat()
         return dataset
 

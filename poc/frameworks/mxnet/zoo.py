@@ -69,14 +69,14 @@ def count(net: Any, classes: int, size: int) -> Cost:
     for name, shape in zip(internals.list_outputs(), output_shapes):
         outputs[re.sub(r"_output\d*$", "", name)].append(shape)
     nodes = json.loads(graph.tojson())["nodes"]
-    multiply_adds = activations = 0
+    # Nothing is computed or copied by these. A block that is used several times has as many nodes of one name.
+    skipped = {node["name"] for node in nodes if node["op"] in ("null", "expand_dims", "squeeze", "Flatten")}
+    activations = sum(math.prod(shape) for name in outputs.keys() - skipped for shape in outputs[name])
+    multiply_adds = 0
     for node in nodes:
-        if node["op"] in ("null", "expand_dims", "squeeze", "Flatten"):  # nothing is computed or copied
-            continue
-        activations += sum(map(math.prod, outputs[node["name"]]))
         if node["op"] in ("Convolution", "FullyConnected"):
             _, (weight, *_), *_ = node["inputs"]
-            shape = outputs[node["name"]][0]
+            shape = outputs[node["name"]].pop(0)
             positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
             multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
     trained = {name: parameter for name, parameter in net.collect_params().items() if parameter.grad_req != "null"}

@@ -74,6 +74,14 @@ class _Outputs(TorchDispatchMode):
         return result
 
 
+def _check_scores(scores: Any, expected: tuple[int, int], where: str = "") -> None:
+    """Raise UserError if what a model returns has another shape."""
+    shape = tuple(getattr(scores, "shape", ()))
+    if shape != expected:
+        got = f"a tensor of {shape}" if shape else type(scores).__name__
+        raise UserError(f"it returns {got} for {expected[0]} images{where}, not {expected}")
+
+
 def count(run: Run) -> Cost:
     """Return the cost of the model of `run`; raises UserError if it does not give scores, (n, classes)."""
     layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
@@ -83,11 +91,10 @@ def count(run: Run) -> Cost:
     batch = torch.zeros(images, *run.data.input_shape).to(memory_format=layout)
     # Attention in operators that are counted.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Outputs() as outputs, FlopCounterMode(display=False) as flops:
-        scores = net(batch)
-    shape = tuple(getattr(scores, "shape", ()))
-    if shape != (images, run.data.classes):
-        got = f"a tensor of {shape}" if shape else type(scores).__name__
-        raise UserError(f"it returns {got} for {images} images, not ({images}, {run.data.classes})")
+        _check_scores(net(batch), (images, run.data.classes))
+    with torch.no_grad():
+        _check_scores(net.eval()(batch), (images, run.data.classes), " in evaluation")
+    net.train()
     trained = {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
     if trained:
         net(batch).sum().backward()
