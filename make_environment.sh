@@ -4,6 +4,7 @@
 # --framework NAME installs one framework only; --installed downloads nothing and uses the packages of the Python that
 # PYTHON names.
 set -euo pipefail
+trap 'exit 130' INT # pip ends with 1
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 mark=made-by-make_environment.sh # a folder in each environment, with copies of the lists that are installed
 stop() { printf '%s\n' "$1" >&2 && exit 2; }
@@ -29,7 +30,7 @@ make_venv() {
         stop "$1 was not made by make_environment.sh, so it is not replaced: move it away."
     fi
     echo "Setting up $1 with $version (only once, takes some minutes)." >&2
-    rm -rf "$1" && mkdir -p "$1/$mark"
+    rm -rf "$1"/[!m]* "$1" && mkdir -p "$1/$mark"
     "$python" -I -m venv "$1"
     if $offline; then
         borrow "$1" || stop "--installed: $python lacks ${lacking//$'\n'/, }: install them, or leave out --installed."
@@ -96,6 +97,7 @@ install() {
     "$1/bin/python" -I -m pip install --no-user --target= --disable-pip-version-check $again "${options[@]}"
 }
 
+[[ " $* " != *" --help "* && " $* " != *" -h "* ]] || { sed -n '2,5s/^# //p' "$here/make_environment.sh" && exit; }
 # A second start waits; a network file system may have no locks.
 exec 9<"$here" && { flock -n 9 2>/dev/null || [ $? != 1 ] || { echo "Waiting for another start." >&2 && flock 9; }; }
 python=${PYTHON:-} && [[ $python != [!/]*/* ]] || python=$PWD/$python
@@ -113,7 +115,7 @@ for is_preferred in has_venv true; do
 done
 version=$("${python:=python3}" --version 2>/dev/null) || version="not a Python that starts"
 is_supported "$python" ||
-    stop "$python is $version, not 3.10-3.12: install one (apt-get install python3.11-venv, dnf install python3.11) or set PYTHON"
+    stop "$python is $version, not 3.10-3.12: install one (apt-get install python3.11-venv, dnf install python3.11, uv python install 3.12) or set PYTHON"
 make_venv "$here/.venv"
 site=("$here"/.venv/lib/python3*/site-packages)
 keep "$here" "${site[0]}/poc.pth" # for processes of Ray
@@ -130,7 +132,7 @@ while read -r folder list <&3; do
     environment=$here/$folder
     for copy in "$environment/$mark"/{torch*,installed}; do # of another build, which would clash with this one
         [[ $folder == .venv || ! -e $copy || $chosen == *"$folder "?(requirements/)"${copy##*/}"* ]] ||
-            rm -rf "$environment"
+            rm -rf "$environment"/[!m]* "$environment" # the mark last: what is left of an interruption is replaced
     done
     make_venv "$environment"
     [ "$list" != installed ] || { link "$environment" && : >"$environment/$mark/installed" && continue; }

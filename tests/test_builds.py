@@ -12,6 +12,7 @@ import pytest
 from poc import CIFAR10, Recipe, Synthetic, frameworks
 from poc.__main__ import main
 from poc.cli import advise as advice
+from poc.cli import doctor
 from poc.frameworks import builds
 from poc.host import hardware
 from poc.host.hardware import Hardware
@@ -197,6 +198,14 @@ MXNET, TORCH_CPU = ".venv requirements/mxnet.txt", [".venv requirements/torch.tx
 
 EXTRAS = [".venv requirements/dev.txt", ".venv requirements/ray.txt"]
 CU112_LIST, CUDA12_LIST = ".venv requirements/mxnet-cu112.txt", ".venv-pytorch requirements/torch-cu12.txt"
+
+
+def test_a_build_for_gpus_stays_while_they_are_hidden(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:
+    simulate("no driver", installed=False)
+    monkeypatch.setattr(doctor, "shared_library", Path)
+    monkeypatch.setattr(frameworks, "versions", lambda name: {"mxnet-cu112": "1.9.1"} if name == "mxnet" else {})
+    assert main(["environment"]) == 0
+    assert capsys.readouterr().out.splitlines() == [CU112_LIST]
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_pythons_on_the_path_are_tried_and_a_broken_one_is_skipped(checkout: Che
 
 def test_arguments_and_folder_are_passed_unchanged_and_help_needs_no_environment(checkout: Checkout) -> None:
     assert "--quick" in checkout.start("run_all.sh", "quick", "--help", PYTHON="/no/such/python").stdout
+    assert "--torch" in checkout.start("make_environment.sh", "--help", PYTHON="/no/such/python").stdout
     harmful = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_CONSTRAINT"), "/other")
     checkout.start("run_all.sh", "quick", "--data", "my data", PYTHON=checkout.python("3.11.7"), **harmful)
     start = f"-I {checkout.root}/poc/host/isolated.py poc run"

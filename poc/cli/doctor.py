@@ -144,6 +144,11 @@ def environment(options: Options) -> None:
         raise UserError(f"--framework: {options.framework} has no build for {platform.machine()}")
     if offered := dict(_offered(machine, wanted)):
         wanted = frameworks.wanted(machine, named, options.framework, offered)
+    if not machine.gpus and shared_library("libcuda.so.1"):  # they are hidden, or the driver waits for a restart
+        for name in wanted:
+            gpu_builds = [build for build in frameworks.available(name, machine) if build.code]
+            installed = (build for build in gpu_builds if build.is_installed(frameworks.versions(name)))
+            wanted[name] = next(installed, wanted[name])
     if options.installed:
         wanted = _without_downloads(wanted)
     if "mxnet" in wanted and (packages := _missing_packages()):
@@ -152,17 +157,22 @@ def environment(options: Options) -> None:
         raise UserError("--horovod builds Horovod without NCCL, for MXNet on CPUs only: leave it out here")
     if options.horovod and not all(map(shutil.which, ("g++", "cmake", "make"))):
         raise UserError("compiling Horovod needs a compiler: sudo apt-get install g++ cmake make")
-    if new := [build for name, build in wanted.items() if not build.is_installed(frameworks.versions(name))]:
+    if new := {name: each for name, each in wanted.items() if not each.is_installed(frameworks.versions(name))}:
         print("\n".join(_builds(machine, wanted)), file=sys.stderr)
-        gigabytes = sum(build.gigabytes for build in new) + _FREE_GIGABYTES
-        free = shutil.disk_usage(HOME).free / 1e9
+        gigabytes = sum(build.gigabytes for build in new.values()) + _FREE_GIGABYTES
+        replaced = [frameworks.environment(name) for name, build in new.items() if build.separate]
+        free = (shutil.disk_usage(HOME).free + sum(map(_size, replaced))) / 1e9
         if free < gigabytes:
             hint = "; --framework NAME installs one framework only" if len(wanted) > 1 else ""
             raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room{hint}")
     for name, build in wanted.items():
         is_here, own = build.python == sys.executable, frameworks.environment(name)
-        if build.python == str(own / "bin/python") and not any(own.glob(f"lib/python*/site-packages/{builds.LINK}")):
-            # Another release that was installed there, or an outdated one: the lists in the environment decide.
+        is_linked = any(own.glob(f"lib/python*/site-packages/{builds.LINK}")) and isinstance(
+            builds.find_installed(name, builds.named_python(), machine), Build
+        )
+        if build.python == str(own / "bin/python") and not is_linked:
+            # Another release that was installed there, an outdated one, or one of a Python that is not named any more:
+            # the lists in the environment decide.
             published = [each for each in frameworks.available(name, machine) if not each.python]
             build = builds.choose(published, machine) or build
         folder = own if build.separate and not is_here else HOME / ".venv"
