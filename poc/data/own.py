@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import os
+import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -26,6 +28,8 @@ from poc.values import UserError, write_atomically
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _IMAGES = (b"\xff\xd8", b"\x89PNG")  # first bytes of JPEG and PNG files
 _NAME_DIGITS = 6
+_LONG_TO_READ = 1e9  # bytes
+_QUEUED_FILES = 10_000  # at once, since each needs some memory
 
 
 def count(spec: Any, folder: Path) -> Any:
@@ -140,16 +144,22 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path)
             check_end(path.read_bytes(), path)
         return name.encode(errors="surrogateescape") + b"\0" + of_file.digest()
 
+    digests = hashlib.sha256()
     try:
         states = [(str(path), stat.st_size, stat.st_ctime_ns) for path in files.values() for stat in [path.stat()]]
         entry = cache / "checksums" / hashlib.sha256(repr(states).encode(errors="surrogateescape")).hexdigest()
         if entry.is_file():
             return entry.read_text()
+        if (size := sum(each for _, each, _ in states)) > _LONG_TO_READ:
+            print(f"data: reading {len(files):,} files ({size / 1e9:,.0f} GB) for their checksum", file=sys.stderr)
         with ThreadPoolExecutor(usable_threads(), "checksum") as pool:
-            digests = b"".join(pool.map(digest, files.keys(), files.values()))
+            entries = iter(files.items())
+            while some := [*itertools.islice(entries, _QUEUED_FILES)]:
+                for each in pool.map(digest, *zip(*some)):
+                    digests.update(each)
     except OSError as error:
         raise UserError(f"data: {error.filename} cannot be read ({error.strerror})") from None
-    checksum = hashlib.sha256(digests).hexdigest()[:CHECKSUM_DIGITS]
+    checksum = digests.hexdigest()[:CHECKSUM_DIGITS]
     with contextlib.suppress(OSError):  # a full disk: it is computed again
         write_atomically(entry, checksum)
     return checksum

@@ -12,6 +12,8 @@ _REMOVED = (
     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_", "OMPI_", "PMI_"),
     *("MKL_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "BLIS_NUM_THREADS"),
     *("MXNET_KVSTORE_BIGARRAY_BOUND", "GLOO_SOCKET_IFNAME"),
+    # With these MXNet 1.9.1 leaves running statistics as they are, overruns arrays, or never updates on servers.
+    *("MXNET_BACKWARD_DO_MIRROR", "MXNET_KVSTORE_USETREE", "MXNET_OPTIMIZER_AGGREGATION_SIZE"),
 )
 # Users may have reasons to set instruction sets, algorithms, allocators, operator scheduling or gradient transport.
 # Runs get these variables, and runs that differ in them are different settings.

@@ -190,7 +190,10 @@ class LocalLauncher:
                         workers, self._helpers, [*events.values()], patience, self._failure_elsewhere, has_completed
                     )
                 if failure and failure[1].startswith(processes.STALLED) and run.kind == "gpu" and run.devices > 1:
-                    hint = "; if its GPUs cannot copy to each other: NCCL_P2P_DISABLE=1; with PyTorch also graphs=False"
+                    hint = (
+                        "; if its GPUs cannot copy to each other: MXNET_ENABLE_GPU_P2P=0 (MXNet) or NCCL_P2P_DISABLE=1"
+                    )
+                    hint += "; with PyTorch also try graphs=False"
                     failure = failure[0], failure[1] + hint
             except KeyboardInterrupt:
                 # Each has time to finish its window and to report what it has measured.

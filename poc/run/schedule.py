@@ -139,7 +139,7 @@ class RuntimeEstimator:
         run, speed = record.run, throughput(record.last_windows)
         is_known = run.network.multiply_adds(run.data.crop) > 0
         if speed and is_known and record.outcome == COMPLETED and record.wall and not record.resumed:
-            # The CPU's speed is measured by each command, and lower beside other processes.
+            # The CPU's speed is measured by each command, and is lower while others use it.
             hardware = dataclasses.replace(record.hardware, cpu_flops=self._context.machine.cpu_flops)
             for group in _groups(run):
                 self._seconds[group][0] += run.last_step * run.global_batch / speed.median

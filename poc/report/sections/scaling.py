@@ -48,8 +48,8 @@ def _series(results: Results, rows: pd.DataFrame) -> pd.DataFrame:
         single = single[single.setting != base.setting]
     if curves:
         return max(curves, key=lambda curve: (curve.devices.max(), curve.pairs.iloc[-1]))
-    alone = [preferred(group) for _, group in multiple[multiple.origin != MEASURED].groupby("devices")]
-    return pd.DataFrame([{**row, "speedup": math.nan, "pairs": 1} for row in alone if row is not None])
+    unscaled = [preferred(group) for _, group in multiple[multiple.origin != MEASURED].groupby("devices")]
+    return pd.DataFrame([{**row, "speedup": math.nan, "pairs": 1} for row in unscaled if row is not None])
 
 
 def _curve(results: Results, base: Any, multiple: pd.DataFrame) -> pd.DataFrame:
