@@ -172,7 +172,7 @@ class TorchSession(Session):
         return {name: tensor.data_ptr() for name, tensor in tensors}
 
     def _generators(self) -> bytes:
-        """Return the state of all random number generators of the host, but of this device's."""
+        """Return the states of the generators of random numbers on the CPU, if it is not the device itself."""
         of_torch = torch.get_rng_state().numpy() if self._device.type == "cuda" else None
         return pickle.dumps((random.getstate(), np.random.get_state(), of_torch))
 
@@ -338,7 +338,7 @@ class TorchSession(Session):
             torch.cuda.synchronize()
 
     def _seed_dropout(self, seed: int) -> None:
-        # torch.manual_seed() also prints a stack to a string for each kind of accelerator that is not there.
+        # torch.manual_seed() also formats the stack once for each kind of accelerator that is not there.
         torch.random.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
