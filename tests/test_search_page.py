@@ -249,6 +249,15 @@ def test_a_search_that_is_repeated_with_another_field_is_shown_as_it_is_now(made
     assert table[table.run_id.isin({each.run.id for each in again})].chosen.any()
 
 
+def test_a_search_that_ended_while_the_accuracy_rose_says_so(made: list[Record]) -> None:
+    assert [line["is_cut_short"] for line in found(made)] == [False, False]
+    whole = [each for each in made if each.run.search and not each.run.pause_after]
+    last = max(whole, key=lambda each: each.run.learning_rate)  # the third of one of two seeds
+    best = dataclasses.replace(last, evaluations=(dataclasses.replace(last.evaluations[-1], accuracy=0.9),))
+    lines = found([best if each is last else each for each in made])
+    assert [line["is_cut_short"] for line in lines] == [False, True]
+
+
 def test_rules_that_are_trained_later_are_shown(made: list[Record]) -> None:
     def without_rules(record: Record) -> Record:
         run = record.run
