@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from poc.host import control_groups, isolated, nvml
+from poc.host import control_groups, isolated, matrix_product, nvml
 from poc.host.control_groups import text
 from poc.values import UserError, value
 
@@ -88,18 +88,16 @@ def detect() -> Hardware:
 
 
 def _product_seconds() -> float:
-    """Return the time of a product of two float32 matrices of 1,024 x 1,024 on all cores, the best of three.
+    """Return the seconds of a product of two matrices of 1,024 x 1,024 (`matrix_product.py`).
 
     NumPy 1.26 takes the kernels of very old CPUs for those that are newer than itself, unless their name is set before
     its import: 27 in place of 185 GFLOP/s on two cores of an Emerald Rapids Xeon.
     """
     flags = _cpuinfo("flags").split()
-    kernels = "SkylakeX" if "avx512f" in flags else "Haswell" if "avx2" in flags else ""
-    timeit = [sys.executable, isolated.__file__, "timeit", "-n", "1", "-r", "3", "-u", "sec", "-s"]
-    command = [*timeit, "import numpy; matrix = numpy.ones((1024, 1024), 'f')", "matrix @ matrix"]
+    kernels = "SkylakeX" if "avx512bw" in flags else "Haswell" if "avx2" in flags else ""
+    command = [sys.executable, isolated.__file__, matrix_product.__name__]
     environment = {"OPENBLAS_CORETYPE": kernels, **os.environ}
-    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    return float(output.split()[-4])  # "1 loop, best of 3: 0.012 sec per loop"
+    return float(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def gpu_problem() -> str:
