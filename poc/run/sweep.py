@@ -149,8 +149,10 @@ class Sweep:
             if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
                 results = {(run.id, run.data.key) for run in stage.runs}
                 self.failed = {key: failure for key, failure in self.failed.items() if key not in results}
-            if stage.is_rung and len(stage.runs) > 1 and len(self._done.pending(stage)) == len(stage.runs):
-                return True  # all failed, and the next command tries them again: nothing is chosen without them
+            # If the first whole trainings failed, the next command tries them again: nothing is chosen without them.
+            is_part = 1 < len(stage.runs) < len(item.planned.searched[0])
+            if stage.is_rung and is_part and len(self._done.pending(stage)) == len(stage.runs):
+                return True
         return True
 
     def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
