@@ -403,9 +403,13 @@ def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
 def test_nothing_is_chosen_while_failed_whole_trainings_are_to_be_tried_again(
     tmp_path: Path, test_reads: Counter[str]
 ) -> None:
-    for is_tested, outcome in ((False, FAILED), (True, COMPLETED)):
-        training = Training(lambda run, outcome=outcome: (COMPLETED if run.pause_after else outcome, "why"))
-        sweep = sweep_in(tmp_path, batch_per_device=128)
+    for is_tested, failing in ((False, {0.05, 0.1}), (True, set[float]())):  # the two that promise most
+        training = Training(
+            lambda run, failing=failing: (
+                (FAILED, "why") if not run.pause_after and run.learning_rate in failing else (COMPLETED, "")
+            )
+        )
+        sweep = sweep_in(tmp_path, batch_per_device=128, lr=Search(low=0.0125, high=0.8))
         assert sweep.do(sweep.items[0], training)
         assert any(not run.search for run in training.runs) == is_tested
         assert len(sweep.pending(sweep.items)) == (not is_tested)

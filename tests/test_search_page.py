@@ -238,9 +238,7 @@ def test_a_batch_without_a_completed_candidate_and_an_interrupted_rung_are_no_re
 
 def with_fields(record: Record, started: str, **fields: Any) -> Record:
     tunes = record.run.tunes and dataclasses.replace(record.run.tunes, **fields)
-    return dataclasses.replace(
-        record, started=started, run=dataclasses.replace(record.run, **fields, tunes=tunes, search=record.run.search)
-    )
+    return dataclasses.replace(record, started=started, run=dataclasses.replace(record.run, **fields, tunes=tunes))
 
 
 def test_a_search_that_is_repeated_with_another_field_is_shown_as_it_is_now(made: list[Record]) -> None:

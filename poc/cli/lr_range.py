@@ -169,12 +169,12 @@ def _figure(tests: Mapping[str, RangeTest]) -> str:
     from poc.report import chart  # it takes a second to import
 
     curves = [chart.Line(name, test.losses, measured=True, interval=test.interval) for name, test in tests.items()]
-    some = f"; the first {chart.MAX_LINES} of {len(curves)}" if len(curves) > chart.MAX_LINES else ""
+    shown = f"; the first {chart.MAX_LINES} of {len(curves)}" if len(curves) > chart.MAX_LINES else ""
     losses = [loss for test in tests.values() for loss in test.losses.values()]
     first = max(next(iter(test.losses.values()), 0.0) for test in tests.values())
     drawn = chart.lines(
         curves,
-        *(f"Training loss by learning rate; bars: suggested rates{some}", "learning rate", "training loss"),
+        *(f"Training loss by learning rate; bars: suggested rates{shown}", "learning rate", "training loss"),
         xscale="log",
         ylim=(0.8 * min(losses, default=0.0), 1.2 * first or None),  # without the explosion
     )
