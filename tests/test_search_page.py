@@ -1,6 +1,7 @@
 """What pages show of searches for a learning rate, from the journal of a simulated machine."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,13 @@ def test_a_search_is_compared_with_the_full_grid_of_the_seeds_that_have_one(made
         results = Results(table=build(*made, *grid.values()), machine=made[0].infrastructure)
         return search.against_grid(results).sort_values("global_batch").to_dict("records")
 
+    def accuracy(seed: int, rate: float) -> float:
+        trained = ((record.run, record.evaluations) for record in (*whole.values(), *grid.values()))
+        setting = seed, 128, rate
+        return next(
+            end[-1].accuracy for run, end in trained if setting == (run.seed, run.global_batch, run.learning_rate)
+        )
+
     winners = [row for row in build(*made).to_dict("records") if row["chosen"] and row["global_batch"] == 128]
     first = next(row for row in winners if row["seed"] == 0)
     # A candidate that the search gave up is better by 0.02 than its choice, and the rate four times smaller.
@@ -195,11 +203,19 @@ def test_a_search_is_compared_with_the_full_grid_of_the_seeds_that_have_one(made
     assert (small["loss"], small["most_loss"]) == pytest.approx((0.01, 0.02))
     assert (large["factor"], large["most_loss"]) == (1, 0)
     assert (small["spent"], small["grid"]) == (86, 240)
+    # Each seed loses with the best rate of the other one.
+    other = next(row for row in winners if row["seed"] != 0)
+    lost = (
+        first["accuracy"] + 0.02 - accuracy(0, other["lr"]),
+        other["accuracy"] - accuracy(1, better.run.learning_rate),
+    )
+    assert (small["other_loss"], small["most_other_loss"]) == pytest.approx((sum(lost) / 2, max(lost)))
     # Without one of its candidates a seed's grid is not whole; a diverged one is a result.
     grid[better.run_id] = dataclasses.replace(grid[better.run_id], outcome=DIVERGED)
     assert lines()[0]["most_loss"] == 0
     del grid[better.run_id]
-    assert [line["n"] for line in lines()] == [1, 2]
+    small, large = lines()
+    assert (small["n"], large["n"], math.isnan(small["other_loss"])) == (1, 2, True)
 
 
 def test_the_rate_of_a_search_stays_the_best_beside_a_grid_on_other_devices(made: list[Record]) -> None:

@@ -77,15 +77,23 @@ def learning_rate(results: Results) -> list[Block]:
             "For searches whose full grid was trained to the end, too, with the same seeds on the same validation "
             "split. Learning rates: medians over n seeds. Factor: the largest ratio between the rate that a search "
             "found and the grid's best. Accuracy loss: accuracy of the grid's best minus that of the rate that was "
-            "found, median and largest. Epochs: of all seeds together.",
+            "found, median and largest. Loss by the other seeds: that of the rate with the best mean accuracy in the "
+            "full grids of the other seeds; it shows how far chance alone moves the best rate. Epochs: of all seeds "
+            "together.",
             search.against_grid(results),
-            *("machine", "model", "global batch", ("lr found", "lr"), ("grid's best lr", "best_lr")),
+            *("machine", "model", "global batch"),
+            ("lr found (grid's best)", lambda row: f"{row.lr:.3g} ({row.best_lr:.3g})"),
             ("factor (seeds within 2)", lambda row: f"{row.factor:.2f} ({row.near} of {row.n})"),
             ("accuracy loss (largest)", lambda row: f"{row.loss:.3f} ({row.most_loss:.3f})"),
+            ("loss by the other seeds (largest)", _loss_by_other_seeds),
             ("epochs (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f}), {row.spent / row.grid:.0%}"),
         ),
         *_noise_scales(results),
     ]
+
+
+def _loss_by_other_seeds(row: Any) -> str:
+    return "" if math.isnan(row.other_loss) else f"{row.other_loss:.3f} ({row.most_other_loss:.3f})"
 
 
 def _noise_scales(results: Results) -> list[Block]:

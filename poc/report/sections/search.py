@@ -94,7 +94,9 @@ def against_grid(results: Results) -> pd.DataFrame:
     A candidate and the same training without a search are one run. `n` seeds have both. `lr` and `best_lr` are the
     medians over them of the rate that was found and of the grid's best, `factor` the largest factor between the two,
     and `near` the number of seeds in which it is two or less, give or take the rounding of rates. `loss` and
-    `most_loss` are the median and the maximum of what the grid's best is more accurate, `spent` and `grid` the epochs.
+    `most_loss` are the median and the maximum of what the grid's best is more accurate, `other_loss` and
+    `most_other_loss` the same for the candidate that is best on average with the other seeds: nan if there are none.
+    `spent` and `grid` are the epochs.
     """
     rows = candidates(results)
     tests = {entry.split(":")[-1] for text in results.runs.test_runs for entry in text.split()}
@@ -102,14 +104,16 @@ def against_grid(results: Results) -> pd.DataFrame:
     full_length = runs[(runs.length == TRAINING) & (runs.accuracy_on != "test set")]
     lines = []
     for _, group in rows.groupby(["machine", "search", *_BATCH], sort=False):
-        seeds = []
+        seeds, accuracies = [], {}
         for winner in group[group.chosen].to_dict("records"):
             of_seed = group[group.seed == winner["seed"]]
             grid = full_length[(full_length[_CONDITIONS] == pd.Series(winner)[_CONDITIONS]).all(axis=1)]
             grid = grid[(grid.epochs == winner["epochs"]) | (grid.outcome != COMPLETED)]
             grid = grid.merge(of_seed[_CANDIDATE]).drop_duplicates(_CANDIDATE, keep="last")
             if len(grid) == winner["candidates"]:
-                best = grid.loc[grid.accuracy.where(grid.outcome == COMPLETED).idxmax()]
+                grid = grid.set_index(_CANDIDATE[1:], drop=False)
+                accuracies[winner["seed"]] = of_grid = grid.accuracy.where(grid.outcome == COMPLETED, 0.0)
+                best = grid.loc[of_grid.idxmax()]
                 factor = max(winner["lr"] / best.lr, best.lr / winner["lr"])
                 epochs = of_seed.epochs.sum(), len(grid) * winner["epochs"]
                 seeds.append((winner["lr"], best.lr, factor, best.accuracy - winner["accuracy"], *epochs))
@@ -120,8 +124,20 @@ def against_grid(results: Results) -> pd.DataFrame:
             line.update(
                 factor=outcomes.factor.max(), near=(outcomes.factor < 2.05).sum(), most_loss=outcomes.loss.max()
             )
+            others = _losses_of_other_seeds(pd.DataFrame(accuracies))
+            line.update(other_loss=others.median(), most_other_loss=others.max())
             lines.append({**line, "spent": outcomes.spent.sum(), "grid": outcomes.grid.sum()})
     return pd.DataFrame(lines)
+
+
+def _losses_of_other_seeds(accuracies: pd.DataFrame) -> pd.Series:
+    """Return what each seed's best candidate is more accurate than the one that is best with all other seeds.
+
+    `accuracies` has a row per candidate and a column per seed.
+    """
+    of_others = {seed: accuracies.drop(columns=seed).mean(axis=1) for seed in accuracies if len(accuracies.columns) > 1}
+    losses = [accuracies[seed].max() - accuracies[seed][means.idxmax()] for seed, means in of_others.items()]
+    return pd.Series(losses, dtype=float)
 
 
 def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
