@@ -35,18 +35,21 @@ def run_of(**fields: Any) -> Run:
 
 
 def test_batches_are_placed_on_a_cpu_while_it_computes() -> None:
-    run, shares = run_of(), []
-    opened, batch, matrix = frameworks.open_session(run), next(batches(run)), mx.nd.ones((128, 1 << 16))
-    for _ in range(5):  # others may need the core while a batch is placed
+    opened, batch, matrix = frameworks.open_session(run_of()), next(batches(run_of())), mx.nd.ones((128, 1 << 16))
+
+    def share_of_placing() -> float:
         mx.nd.waitall()
         products = [mx.nd.dot(matrix, matrix, transpose_b=True) for _ in range(20)]
         start = time.monotonic()
         opened.place(batch)
         placed = time.monotonic() - start
         mx.nd.waitall()
-        shares.append(placed / (time.monotonic() - start))
+        share = placed / (time.monotonic() - start)
         assert products[-1][0, 0].asscalar() == 1 << 16
-    assert min(shares) < 0.5
+        return share
+
+    # Others may need the core while a batch is placed.
+    assert any(share_of_placing() < 0.5 for _ in range(20))
 
 
 @pytest.fixture
