@@ -1,5 +1,6 @@
 """The pages of details, made from small tables whose answers are known, and all that the studies printed."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -88,6 +89,13 @@ def test_each_precision_and_batch_size_has_its_speed_on_one_device() -> None:
     rates = {(line["model, framework"], line["batch per device"]): line[markdown.RATE].split()[0] for line in lines}
     mxnet = lines[0]["model, framework"]
     assert rates == {(mxnet, "128"): "1,000", (f"{mxnet}, float16", "128"): "2,000", (mxnet, "256"): "1,200"}
+
+
+def test_a_noisy_setting_with_more_repeats_hides_no_quiet_one() -> None:
+    noisy = [on_gpus(500, minute=minute, others_busy_cores=TEST_CPU["cores"] / 2) for minute in range(3)]
+    quiet = [on_gpus(1000, minute=minute, run={"learning_rate": 0.1}) for minute in (5, 6)]
+    (line,) = only_table(results_of(*noisy, *quiet), "models", "One device")
+    assert line[markdown.RATE].startswith("1,000 ")
 
 
 def test_a_training_with_fewer_threads_than_cores_is_not_among_the_speeds_of_one_device() -> None:
@@ -198,3 +206,8 @@ def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
     ]
     assert {line["devices, kvstore"] for line in lines} == {"1 GPU"}
     assert not blocks_of(results_of(*fast, *others[3:]), "time_to_accuracy")
+    # A machine that got a second card has times of its own.
+    two = dataclasses.replace(fast[0].hardware, gpus=(*fast[0].hardware.gpus,) * 2)
+    changed = [dataclasses.replace(record, hardware=two) for record in seeds(0.05, rates, 3, 5)]
+    lines = only_table(results_of(*fast, *others[:3], *changed), "time_to_accuracy", "Recipes to the same accuracy")
+    assert [line["global batch, lr"] for line in lines] == ["128, 0.05", "128, 0.1"] * 2

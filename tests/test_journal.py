@@ -92,6 +92,18 @@ def test_records_of_others_join_once_and_another_machine_of_a_name_gets_a_number
         appended(tmp_path / "numbered" / name / journal.FILE, run, infrastructure=name)
     numbered = journal.read_with(own, [tmp_path / "numbered"])
     assert sorted(machines(numbered)) == [("p3 (2)", "h"), ("p3 (3)", "g")]
+    # A later folder of that other machine, which then trained with a second one, too.
+    appended(tmp_path / "later" / "p3" / journal.FILE, "d", "i", infrastructure="p3")
+    appended(tmp_path / "later" / "pair" / journal.FILE, "j", infrastructure="2 hosts, each p3")
+    joined = journal.read_with(own, [other, tmp_path / "later"])
+    assert machines(joined) == [("p3 (2)", "d"), ("p3 (2)", "i"), ("2 hosts, each p3 (2)", "j")]
+    # Two machines of a type that did the same in the same second: their CPUs were measured.
+    (first, second) = (
+        dataclasses.replace(own[0], hardware=dataclasses.replace(own[0].hardware, cpu_flops=flops))
+        for flops in (1e11, 1.1e11)
+    )
+    journal.append(tmp_path / "twin" / journal.FILE, second)
+    assert machines(journal.read_with([first], [tmp_path / "twin"])) == [("p3 (2)", "a")]
     for folder in ("missing", "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(UserError, match=f"--with: .*{folder}"):

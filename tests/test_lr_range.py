@@ -1,5 +1,6 @@
 """The learning-rate range test: its curve, the rates that follow from it, its runs, and `poc lr-range`."""
 
+import dataclasses
 import math
 import random
 import re
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import SGD, AdamW, Exponential, Muon, Recipe, frameworks
+from poc import SGD, AdamW, Exponential, Folder, Muon, Recipe, frameworks
 from poc.cli import main
-from poc.cli.lr_range import RangeTest, find_rates, plan_tests, range_test
+from poc.cli.lr_range import RangeTest, _records, find_rates, plan_tests, range_test
+from poc.config.datasets import DataId
+from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED
-from tests.builders import MACHINE, SMALL, TWO_WORKERS, recipe_file
+from poc.run.sweep import Sweep
+from tests.builders import MACHINE, SMALL, TWO_WORKERS, place_in, recipe_file, record_of, run_of
 from tests.conftest import needs_torch
 from tests.framework_worker import batches, planned
 from tests.launch import records
@@ -92,6 +96,16 @@ def test_a_range_test_is_planned_for_each_model_optimizer_and_global_batch() -> 
     other = Recipe(**{**SMALL, "kind": ["gpu", "cpu"], "batch_per_device": 2})
     ((run, skip),) = [(item.run, item.skip) for item in plan_tests("mine", other, MACHINE, Exponential(low=1, high=2))]
     assert (run.kind, skip, run.steps, run.window) == ("cpu", "", 320, 3)
+
+
+def test_two_folders_of_as_many_images_have_each_its_own_test(tmp_path: Path) -> None:
+    runs = [dataclasses.replace(run_of(), data=Folder(name, crop=32)) for name in ("first", "second")]
+    images = {run.data.key: DataId("folder", run.data.path) for run in runs if isinstance(run.data, Folder)}
+    sweep = Sweep([], tmp_path, place_in(tmp_path, images=images))
+    for run, (name, checksum) in zip(runs, images.values()):
+        record = record_of(infrastructure="here", dataset=name, data_checksum=checksum)
+        journal.append(sweep.path, dataclasses.replace(record, run=run, run_id=run.id))
+    assert [record.data_id for record in _records(sweep, runs)] == [*images.values()]
 
 
 GROWING = {"lr": Exponential(low=1e-3, high=0.2), "epochs": None, "steps": 60, "window": 1, "evaluate": False}

@@ -141,6 +141,7 @@ def test_a_scaling_series_goes_on_over_several_hosts(tmp_path: Path) -> None:
     page = written(tmp_path, on_hosts, on_gpus(1000, minute=1), on_gpus(3600, 4, minute=2))
     (line,) = [line for line in first_table(page, "Scaling") if "test machine" in line["machine"]]
     assert (line["machine"], line["efficiency"]) == ("test machine", "88% on 8")
+    assert scorecard(page)[2].startswith("7.00x (88%")
     assert "1 completed" in written(tmp_path, on_hosts)  # of a machine that never ran alone
     # What failed on the hosts together has failed here, too.
     failed = replace(on_hosts, outcome="failed", reason="lost")
@@ -422,6 +423,7 @@ def test_seeds_that_diverged_are_counted_and_a_rate_without_one_comes_first(tmp_
     page = written(tmp_path, seed(0, 1000, 0.8, run=high), diverged, seed(0, 1000, 0.7))
     assert scorecard(page)[3].startswith("0.700 (n=1)")
     assert first_table(page, "Accuracy and throughput")[0]["accuracy"] == "0.700 (n=1)"
+    assert first_table(page, "Learning rate")[0]["lr tried"] == "0.05, 1.6 (diverged)"
     # A repeat of the same seed that came to its end counts in its place.
     completed = replace(seed(1, 1000, 0.82, run=high), started="2026-11-23T10:00:00+00:00")
     assert "0.810 (n=2)" in scorecard(written(tmp_path, seed(0, 1000, 0.8, run=high), diverged, completed))[3]
@@ -499,6 +501,26 @@ def test_a_training_that_ended_at_its_target_is_no_result_of_its_learning_rate(t
     short = trained(1000, 0.9, run={"target_accuracy": 0.85, "learning_rate": 0.4})
     page = written(tmp_path, trained(1000, 0.8), short)
     assert scorecard(page)[3] == "0.800 (n=1) at 128"
+    # Nor did it miss an accuracy above its target.
+    page = written(tmp_path, trained(1000, 0.71, run={"target_accuracy": 0.7}))
+    assert "0.710" not in scorecard(page)[5]
+
+
+def test_a_batch_s_throughput_is_of_the_setting_with_most_seeds(tmp_path: Path) -> None:
+    other = trained(900, 0.77, run={"kvstore": "dist_sync", "workers": 2, "devices": 2, "global_batch": 256})
+    usual = [seed(number, 2000, 0.76, run={"devices": 2, "global_batch": 256}) for number in range(3)]
+    lines = first_table(
+        written(tmp_path, *usual, replace(other, run=replace(other.run, learning_rate=0.05))), "Accuracy"
+    )
+    assert [line["accuracy"] for line in lines if line["machine"] == "test machine"] == ["0.760 (n=3)"]
+
+
+def test_reduced_clocks_of_any_repeat_are_noted(tmp_path: Path) -> None:
+    heat = {"samples": 30, "of_windows": True, "devices": [{"device": "gpu 0", "throttled": {"heat": 0.2}}]}
+    records = [on_gpus(700, minute=0, monitor=heat), on_gpus(1000, minute=1)]
+    for order in (records, records[::-1]):
+        again = [replace(record, started=started.started) for record, started in zip(order, records)]
+        assert "lowered their clocks" in written(tmp_path, *again)
 
 
 def test_the_latest_version_of_a_framework_is_shown(tmp_path: Path) -> None:

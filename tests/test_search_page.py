@@ -263,13 +263,20 @@ def test_a_search_that_is_repeated_with_another_field_is_shown_as_it_is_now(made
     assert table[table.run_id.isin({each.run.id for each in again})].chosen.any()
 
 
-def test_a_search_that_ended_while_the_accuracy_rose_says_so(made: list[Record]) -> None:
+def test_a_search_that_ended_while_the_accuracy_rose_says_so(made: list[Record], tmp_path: Path) -> None:
     assert [line["is_cut_short"] for line in found(made)] == [False, False]
     whole = [each for each in made if each.run.search and not each.run.pause_after]
     last = max(whole, key=lambda each: each.run.learning_rate)  # the third of one of two seeds
     best = dataclasses.replace(last, evaluations=(dataclasses.replace(last.evaluations[-1], accuracy=0.9),))
     lines = found([best if each is last else each for each in made])
     assert [line["is_cut_short"] for line in lines] == [False, True]
+    # Both seeds found the lowest rate that one of them trained to the end; the other one trained a lower one, too.
+    records = journal.read([simulated.write_journal("8 A100", "search", tmp_path)])
+    lines = found(records)
+    ends = [each for each in records if each.run.search and not each.run.pause_after and each.run.global_batch == 128]
+    lowest = [min(each.run.learning_rate for each in ends if each.run.seed == seed) for seed in (0, 1)]
+    assert min(lowest) < lines[0]["lr"] == max(lowest)
+    assert not lines[0]["is_cut_short"]
 
 
 def test_rules_that_are_trained_later_are_shown(made: list[Record]) -> None:

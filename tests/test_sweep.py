@@ -1,6 +1,7 @@
 """What a plan will take: its order, estimates that learn, a bound that holds; and what machines cost."""
 
 import dataclasses
+import errno
 import math
 import time
 from pathlib import Path
@@ -253,6 +254,23 @@ def test_a_run_that_another_command_has_just_done_is_not_repeated(tmp_path: Path
     recorded(tmp_path, dataclasses.replace(record_of(infrastructure="here"), run=item.run))
     run_sweep(sweep)
     assert len(journal.read([sweep.path])) == 1
+
+
+@pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt, UserError])
+def test_what_a_command_leaves_is_known_from_its_start_and_a_full_disk_hides_no_reason(
+    stop: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object) -> None:
+        written = last_run.read(tmp_path)
+        assert written
+        assert written.runs_left == 2
+        monkeypatch.setattr(last_run, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        raise stop("the reason")
+
+    sweep = sweep_of(tmp_path, ("r", [planned(1.0), planned(1.0, lr=0.02)]))
+    monkeypatch.setattr(Sweep, "do", end)
+    with pytest.raises(stop, match="the reason"):
+        run_sweep(sweep, LastRun(recipes=("r",), runs=(), skipped={}, machine="here"))
 
 
 def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> None:

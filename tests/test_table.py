@@ -220,6 +220,8 @@ def test_a_price_is_that_of_the_whole_instance_for_the_wall_time() -> None:
     # What was given for another machine with the same hardware is not this one's.
     named = replace(record, infrastructure="on premises")
     assert row_of(named, **{named.hardware.describe(): 6.0}).dollars_per_hour == 5.0
+    (_, row) = build(record, another, **{"p2.8xlarge": 6.0}).itertuples()
+    assert (row.machine, row.dollars_per_hour) == ("p2.8xlarge (2)", 7.2)
     # Of several hosts it is that of all, unless their name has a price of its own.
     together = record_of(infrastructure="2 hosts, each p2.8xlarge", hardware={**TEST_CPU, "hosts": 2})
     rows = [row_of(together), row_of(together, **{together.infrastructure: 10.0})]

@@ -99,7 +99,8 @@ def _records(sweep: Sweep, runs: Sequence[Run]) -> Iterator[Record]:
     completed = [record for record in journal.read([sweep.path]) if record.outcome in DONE]
     for run in runs:
         records = [record for record in completed if record.run.id == run.id]
-        yield from sorted(records, key=lambda record: record.data_id == sweep.context.images_of(record.run))[-1:]
+        images = sweep.context.images_of(run)
+        yield from sorted(records, key=lambda record: record.data_id == images)[-1:]
 
 
 def range_test(record: Record) -> RangeTest:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from poc.records.record import SCHEMA, Record
+from poc.records.record import SCHEMA, Record, one_host
 from poc.values import UnknownFieldError, UserError
 
 FILE = "journal.jsonl"
@@ -162,29 +162,32 @@ def _finite(text: str) -> float:
 def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record]:
     """Read the records in `folders` that are not among `records`, each once, to show them together.
 
-    A folder is that of one machine, or it contains the folders of several. If a machine has the name of another one, in
-    `records` or in an earlier folder, but no record in common with it, its name gets a number. Raises UserError for a
-    folder without a journal.
+    A folder is that of one machine, or it contains the folders of several. A machine that has a record in common with
+    one in `records` or in an earlier folder gets its name, one that has only the name in common a number. Raises
+    UserError for a folder without a journal.
     """
     joined: list[Record] = []
     for folder in folders:
         files = paths(folder) or list(filter(Path.exists, [folder / FILE]))
         if not files:
             raise UserError(f"--with: {folder} contains no journal; use a folder with {FILE} or MACHINE/{FILE}")
-        identities = {_identity(record) for record in (*records, *joined)}
-        names = {record.infrastructure for record in (*records, *joined)}
+        machines = {_identity(record): one_host(record.infrastructure) for record in (*records, *joined)}
         received = read(files)
-        received_names = dict.fromkeys(record.infrastructure for record in received)
+        received_names = dict.fromkeys(one_host(record.infrastructure) for record in received)
         for name in received_names:
-            of_machine = [record for record in received if record.infrastructure == name]
-            new = [record for record in of_machine if _identity(record) not in identities]
-            if name in names and len(new) == len(of_machine):
-                taken = names | {*received_names}
-                name = next(free for number in itertools.count(2) if (free := f"{name} ({number})") not in taken)
-            joined += [dataclasses.replace(record, infrastructure=name) for record in new]
+            of_machine = [record for record in received if one_host(record.infrastructure) == name]
+            common = [machines[identity] for identity in map(_identity, of_machine) if identity in machines]
+            numbered = (f"{name} ({number})" for number in itertools.count(2))
+            taken = {*machines.values(), *received_names}
+            is_new = name not in machines.values()
+            shown = common[0] if common else name if is_new else next(free for free in numbered if free not in taken)
+            for record in of_machine:
+                if _identity(record) not in machines:
+                    infrastructure = record.infrastructure.removesuffix(name) + shown
+                    joined.append(dataclasses.replace(record, infrastructure=infrastructure))
     return joined
 
 
-def _identity(record: Record) -> tuple[str, str, str]:
+def _identity(record: Record) -> tuple[Any, ...]:
     """Return what copies of a record share, whatever name the machine got."""
-    return record.run_id, record.started, record.hardware.describe()
+    return record.run_id, record.started, record.hardware.describe(), record.hardware.cpu_flops

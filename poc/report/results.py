@@ -12,7 +12,7 @@ import pandas as pd
 
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_MODEL, Study
 from poc.records.last_run import LastRun, by_reason
-from poc.records.record import DIVERGED, DONE, SKIPPED
+from poc.records.record import DIVERGED, DONE, SKIPPED, one_host
 from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.table import BURST, TRAINING
@@ -93,10 +93,10 @@ class Results:
 
     @property
     def timed(self) -> pd.DataFrame:
-        """Measured settings with samples/s on real devices, without quick runs, those with most repeats first."""
+        """Measured settings with samples/s on real devices, without quick runs; noisy ones last, most repeats first."""
         rows = self.measured
         rows = rows[rows.samples_per_second.notna() & ~rows.emulated & ~rows.quick]
-        return rows.sort_values(["elsewhere", "n"], ascending=[True, False], kind="stable")
+        return rows.sort_values(["elsewhere", "noisy", "n"], ascending=[True, True, False], kind="stable")
 
     def _presented(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the measured rows, those of this machine first, with texts for cells.
@@ -127,7 +127,7 @@ class Results:
 
     def here(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Keep the measured rows of this machine, alone or as one of several hosts."""
-        names = rows.machine.str.replace(r"^\d+ hosts, each ", "", regex=True)
+        names = rows.machine.map(one_host)
         return rows[(rows.origin == MEASURED) & ((names == self.machine) | (rows.machine == self.machine))]
 
     @property

@@ -22,8 +22,8 @@ from poc import frameworks, search
 from poc.config import networks
 from poc.config.run import Run
 from poc.published import Study
-from poc.published.prices import GIVEN, Price, Prices
-from poc.records.record import COMPLETED, FAILED, SKIPPED, Record, last_result
+from poc.published.prices import GIVEN, Price, Prices, load
+from poc.records.record import COMPLETED, FAILED, SKIPPED, Record, last_result, one_host
 from poc.records.row import COLUMNS, COUNTS, MEASURED, NUMBERS, Row, rate
 from poc.report import repeats
 
@@ -213,7 +213,7 @@ def _measured(record: Record) -> dict[str, Any]:
     # An unknown environment differs from an empty one.
     where = record.infrastructure, hardware, machine.cpu, machine.cores
     conditions = (*where, record.data_id, environment, record.environment is None)
-    of_one_host = [_one_host(str(each), machine.hosts) for each in conditions]  # a series goes on over several hosts
+    of_one_host = [one_host(str(each)) for each in conditions]  # a series goes on over several hosts
     workload = run if run.kind == "cpu" else replace(run, cores_per_worker=None)  # on GPUs it follows their number
     return {
         **{name: getattr(run, name) for name in _OF_RUN},
@@ -261,28 +261,24 @@ def _length(run: Run) -> str:
     return TRAINING if run.steps == run.epochs * run.steps_per_epoch and run.seconds is None else BURST
 
 
-def _one_host(name: str, hosts: float) -> str:
-    """Return the name of one machine of several that ran together (`Hardware.describe`)."""
-    return name.removeprefix(f"{hosts:.0f} hosts, each ")
-
-
 def _hash(*values: Any) -> str:
     return hashlib.sha256(json.dumps([*map(str, values)]).encode()).hexdigest()[:10]
 
 
 def _add_prices(table: pd.DataFrame, prices: Prices) -> None:
     """Fill in $/h of whole instances: what the user gave now, what the run recorded, else the price list."""
-    hourly_prices = []
+    hourly_prices, listed = [], load({})
     columns = table.machine, table.hardware, table.hosts, table.given_dollars_per_hour
     for machine, hardware, hosts, recorded in zip(*columns):
-        price = prices.of(machine, hardware) or prices.of(re.sub(r" \(\d+\)$", "", machine), hardware)
-        if price is None and (each := prices.of(_one_host(machine, hosts), _one_host(hardware, hosts))):
+        unnumbered = re.sub(r" \(\d+\)$", "", machine)
+        price = prices.of(machine, hardware) or prices.of(unnumbered, hardware)
+        if price is None and (each := prices.of(one_host(machine), one_host(hardware))):
             dollars_per_hour = hosts * each.dollars_per_hour
             price = replace(each, machine=f"{hosts:.0f}x {each.machine}", dollars_per_hour=dollars_per_hour)
         # A price that was given now for another machine with this hardware is not this one's.
-        names = (machine, f"{hosts:.0f}x {_one_host(machine, hosts)}")
+        names = (machine, f"{hosts:.0f}x {one_host(machine)}")
         if price and price.source == GIVEN and price.machine not in names and price.machine in {*table.machine}:
-            price = None
+            price = listed.of(unnumbered, hardware)
         if pd.notna(recorded) and (price is None or price.source != GIVEN or price.machine not in names):
             price = Price(machine=machine, dollars_per_hour=recorded, source=GIVEN)
         hourly_prices.append(price or Price(machine=machine, dollars_per_hour=math.nan))

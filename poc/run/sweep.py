@@ -1,5 +1,6 @@
 """The runs of some recipes on this machine, one after the other; each record is in the journal when its run ends."""
 
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -214,7 +215,8 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     with journal.claimed(sweep.path):
         sweep.use(images)
         if request:
-            last_run.write(sweep.results, request)
+            left = len(sweep.pending(sweep.items))  # if this command is killed, or its connection is lost
+            last_run.write(sweep.results, dataclasses.replace(request, runs_left=left))
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
         settings = {"--trace": sweep.context.trace_steps, "--detail": sweep.detail}
         options = [name for name, setting in settings.items() if setting]
@@ -227,9 +229,9 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
             if request:
                 runs_left = len(sweep.pending(sweep.items))
                 again_since = request.again_since if runs_left else ""
-                last_run.write(
-                    sweep.results, dataclasses.replace(request, runs_left=runs_left, again_since=again_since)
-                )
+                ended = dataclasses.replace(request, runs_left=runs_left, again_since=again_since)
+                with contextlib.suppress(OSError):  # a full disk has been reported
+                    last_run.write(sweep.results, ended)
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
 

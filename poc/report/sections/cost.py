@@ -43,9 +43,9 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     )
     groups = _candidates(results.of(subject)).groupby("devices")
     remarks = [
-        f"On this machine {results.target:g} was {missed(results, part)} on {markdown.devices(part.iloc[0])}."
+        f"On this machine {results.target:g} was {text} on {markdown.devices(part.iloc[0])}."
         for _, part in groups
-        if part.seconds_to_target.isna().all()
+        if part.seconds_to_target.isna().all() and (text := missed(results, part))
     ]
     shown = markdown.records(pd.DataFrame(rows))
     differing = markdown.differences(shown)
@@ -66,7 +66,8 @@ def missed(results: Results, settings: pd.DataFrame) -> str:
     It is empty if nothing was trained on real devices.
     """
     seeds = results.times_to(results.target)
-    seeds = seeds[seeds.setting.isin(_candidates(settings).setting)]
+    settings = _candidates(settings[~(settings.target_accuracy < results.target)])  # others ended before it on purpose
+    seeds = seeds[seeds.setting.isin(settings.setting)]
     if seeds.seconds_to_target.notna().any():
         return "not reached by every seed"
     best = max((max(repeats.curve(text).values(), default=0.0) for text in seeds.accuracy_by_epoch), default=0.0)
@@ -90,13 +91,14 @@ def time_to_accuracy(results: Results) -> list[Block]:
     """Return the times of training recipes to one accuracy, each with its ratio to the fastest's.
 
     The accuracies are the page's, the targets of runs, and the highest hundredth that all seeds of two recipes reached.
-    Compared are settings on one machine that differ in model, batch, rate or recipe alone.
+    Compared are settings on one machine, in one state, that differ in model, batch, rate or recipe alone.
     """
     ended = results.times_to(math.inf)  # all seeds: none reaches it
     best = [max(repeats.curve(text).values(), default=0.0) for text in ended.accuracy_by_epoch]
     reached = ended.assign(best=best).groupby("setting").best.min()
     settings = _candidates(results.measured[results.measured.accuracy_on == "test set"])
     same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
+    same += ["hardware", "environment", "workers"]
     rows: list[dict[str, Any]] = []
     for _, group in settings.groupby([*same, "cores_per_worker"], sort=False, dropna=False):
         if len(group) > 1:

@@ -68,7 +68,7 @@ def notes(results: Results, subject: Subject) -> str:
         "Emulated devices: one device computed the micro-batches of all of them. The accuracy is that of real devices; "
         "their speed is in no table.": rows.emulated.any(),
         "Some GPUs lowered their clocks because of heat or power, and were slower: `poc show ID` names them.": (
-            rows.note.str.contains("clocks reduced").any()
+            results.here(results.runs).note.str.contains("clocks reduced").any()
         ),
         '"noisy": other processes took more than 5% of the cores during every repeat.': rows.noisy.any(),
         '"quick": a run of a few steps for a first look; run the recipe without `--quick` for a result.': (

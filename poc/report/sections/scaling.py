@@ -83,14 +83,18 @@ def efficiency(curve: pd.DataFrame) -> dict[str, str]:
     return {"efficiency": text, "n": markdown.count(last.pairs)}
 
 
+def over_hosts(results: Results, subject: Subject, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return settings of a machine, and those with which their series go on over several hosts like it."""
+    workloads = rows.workload[(rows.devices == 1) & (rows.origin == MEASURED)]
+    others = pd.concat([rows[:0], *(each for _, each in results.machines(subject))])
+    return pd.concat([rows, others[others.workload.isin(workloads) & ~others.setting.isin(rows.setting)]])
+
+
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return the table and the figure of a subject: all machines that were measured, then the published ones."""
     machines, named = results.machines(subject), list[tuple[str, pd.DataFrame]]()
     for name, rows in machines:
-        # The series of a machine go on over several hosts like it.
-        workloads = rows.workload[(rows.devices == 1) & (rows.origin == MEASURED)]
-        over_hosts = [each[each.workload.isin(workloads)] for _, each in machines if each is not rows]
-        rows = pd.concat([rows, *over_hosts])
+        rows = over_hosts(results, subject, rows)
         is_published = (rows.origin != MEASURED).any()
         curves = series(results, rows, without_speedup=is_published)
         if all(curve.quick[0] for curve in curves):  # quick runs do not hide others

@@ -47,9 +47,10 @@ def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
         f"cost to accuracy {results.target:g}",
     )
     rows = results.headline(subject)
-    cells = [cell or hint for cell, hint in zip(_cells(results, rows, batch), _hints(results, rows, subject))]
+    own = _cells(results, rows, batch, scaling.over_hosts(results, subject, rows))
+    cells = [cell or hint for cell, hint in zip(own, _hints(results, rows, subject))]
     columns = {f"this machine ({results.machine})" if results.machine else "this machine": cells}
-    columns.update({name: _cells(results, rows, batch) for name, rows in results.published_machines(subject)})
+    columns.update({name: _cells(results, rows, batch, rows) for name, rows in results.published_machines(subject)})
     return [
         {"metric": metric, **{name: cells[number] or "—" for name, cells in columns.items()}}
         for number, metric in enumerate(metrics)
@@ -81,13 +82,16 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     return [run("throughput"), *scaled, trained, tuning, reached, reached]
 
 
-def _cells(results: Results, rows: pd.DataFrame, batch: int) -> list[str]:
-    """Return one machine's cell for each metric at a `batch` per device, empty if that was not measured."""
+def _cells(results: Results, rows: pd.DataFrame, batch: int, scaled: pd.DataFrame) -> list[str]:
+    """Return one machine's cell for each metric at a `batch` per device, empty if that was not measured.
+
+    The rows of its scaling series, `scaled`, may be over several hosts.
+    """
     real = rows[~rows.emulated]
     at_batch = real[real.batch_per_device == batch]
     single = at_batch[(at_batch.devices == 1) & at_batch.cores_per_worker.isna()]
     multiple = at_batch[(at_batch.devices == real.devices.max()) & (at_batch.devices > 1)]
-    last = {curve.batch_per_device[0]: curve.iloc[-1] for curve in scaling.series(results, rows)}
+    last = {curve.batch_per_device[0]: curve.iloc[-1] for curve in scaling.series(results, scaled)}
     max_devices = max((row.devices for row in last.values()), default=0)
     speedups = [_speedup(last[size], max_devices) if size in last else "—" for size in (batch, 2 * batch, 4 * batch)]
     best = learning_rate.best_by_batch(rows, results.diverged(rows), batch)

@@ -59,7 +59,7 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
     `linear_low` and `square_root_low` to `linear_high` and `square_root_high`. `spent` are the epochs of all
     candidates, `grid` those of the full grid. `at_edge` is true if the best rate of a seed is `lowest` or `highest`,
     the first or the last that was tried, else `is_cut_short` if at least half of the seeds' best ones are the first or
-    the last of those that were trained to the end.
+    the last of those that were trained to the end with any seed.
     """
     lines = []
     rows = _candidates_of(results, subject) if subject else candidates(results)
@@ -73,9 +73,8 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
         line.update(lr_low=winners.lr.min(), lr_high=winners.lr.max())
         line.update(lowest=group.lr.min(), highest=group.lr.max())
         line["at_edge"] = winners.lr.isin([line["lowest"], line["highest"]]).any()
-        ends = group[group.length != PAUSED].groupby("seed").lr.agg(["min", "max"]).loc[winners.seed].to_numpy()
-        at_ends = (ends == winners.lr.to_numpy()[:, None]).any(axis=1)
-        line["is_cut_short"] = not line["at_edge"] and at_ends.mean() >= 0.5
+        whole = group.lr[group.length != PAUSED]
+        line["is_cut_short"] = not line["at_edge"] and winners.lr.isin([whole.min(), whole.max()]).mean() >= 0.5
         over = group[group.seed.isin(winners.seed)]
         line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
         line["incomplete"] = (over.outcome != COMPLETED).sum()

@@ -58,6 +58,8 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
         group = repeats.some_or_all(group, ~group.quick)
         trained = same_length(group[group.target_accuracy.isna()])
         trained, group = (repeats.some_or_all(rows, rows.batch_per_device == MAIN_BATCH) for rows in (trained, group))
+        trained = trained.sort_values(["chosen", "seeds", "started"], kind="stable")
+        trained = trained.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
         trained = trained.assign(all_ended=trained.diverged == 0)
         best = trained.sort_values(["chosen", "all_ended", "accuracy", "started"], ascending=False, kind="stable")
         best = best.drop_duplicates("schedule").head(_MAX_SCHEDULES)
