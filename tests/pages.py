@@ -10,9 +10,11 @@ from typing import Any
 from matplotlib import font_manager
 from PIL import ImageFont
 
+from poc.published import Study
 from poc.records.record import Record
 from poc.report.markdown import Block
-from tests.builders import TEST_CPU, record_of
+from poc.report.results import Results
+from tests.builders import TEST_CPU, build, record_of
 
 Lines = list[dict[str, str]]
 WIDTH, PADDING = 880.0, 27.0
@@ -23,6 +25,12 @@ BROKEN = r"\b(?<!loss was )(None|nan|NaN|inf|Infinity)\b|<NA>|\(\)|\( |, ,|\*\*\
 FOOTNOTE = r"[\d)%][*†‡§]"
 GPUS = [{"index": index, "name": "Test GPU", "capability": [7, 0], "memory_bytes": 2**34} for index in range(4)]
 EPOCH_SAMPLES = 50_000
+
+
+def results_of(*records: Record, studies: Sequence[Study] = (), **fields: Any) -> Results:
+    """Return what the pages about the first record's machine are made from."""
+    machine = records[0].infrastructure if records else ""
+    return Results(build(*records, studies=studies), studies, machine, **fields)
 
 
 def on_gpus(rate: float, devices: int = 1, minute: int = 0, batch: int = 128, **changes: Any) -> Record:
