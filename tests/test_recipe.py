@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import operator
@@ -187,6 +188,15 @@ WARM = Linear(base=0.05, per=128, warmup_epochs=5)
             (with_nodes(nodes), {**SHARED, "devices": workers}, "cores_per_worker", [cores])
             for nodes, workers, cores in (*(((8, 8), 2, 8), ((8, 6), 2, 6), ((8, 8), 3, 4), ((16,), 2, 8), ((), 2, 8)),)
         ),
+        # GPUs augment images themselves where they can.
+        (gpus(1), {"data": CIFAR10(jitter=False)}, "data.on_device", [True]),
+        (gpus(1), {"data": [CIFAR10(), CIFAR10(jitter=False, cutout=4)]}, "data.on_device", [False, False]),
+        (CPU, {"kind": "cpu", "data": CIFAR10(jitter=False)}, "data.on_device", [False]),
+        # PyTorch has channels last on tensor cores.
+        *(
+            (gpus(1, "H100", (9, 0)), {"framework": "pytorch", "dtype": dtype}, "layout", [layout])
+            for dtype, layout in (("float32", "NCHW"), ("tf32", "NHWC"), ("bfloat16", "NHWC"))
+        ),
     ],
 )
 def test_a_recipe_gives_runs(machine: Hardware, fields: dict[str, Any], names: str, rows: list[Any]) -> None:
@@ -198,17 +208,23 @@ def test_a_recipe_gives_runs(machine: Hardware, fields: dict[str, Any], names: s
 @pytest.mark.parametrize(
     ("given", "plain"),
     [
-        ({"batch_per_device": 2 ** np.arange(5, 8)}, {"batch_per_device": [32, 64, 128]}),
-        ({"batch_per_device": (2**power for power in range(5, 8))}, {"batch_per_device": [32, 64, 128]}),
-        ({"epochs": np.int64(3), "evaluate": np.bool_(False)}, {"epochs": 3, "evaluate": False}),
-        ({"lr": np.array([0.1, 0.2], dtype=np.float32)}, {"lr": [0.1, 0.2]}),
-        ({"lr": [Fraction(1, 20), Decimal("0.1")]}, {"lr": [0.05, 0.1]}),
-        ({"cases": ({"lr": np.float32(lr)} for lr in (0.1, 0.3))}, {"cases": [{"lr": 0.1}, {"lr": 0.3}]}),
         (
-            {"optimizer": SGD(momentum=np.float16(0.8)), "data": CIFAR10(crop=np.int8(24))},
-            {"optimizer": SGD(momentum=0.8), "data": CIFAR10(crop=24)},
+            {"batch_per_device": 2 ** np.arange(5, 8), "lr": np.array([0.1, 0.2], dtype=np.float32)},
+            {"batch_per_device": [32, 64, 128], "lr": [0.1, 0.2]},
         ),
-        ({"quick": {"batch_per_device": np.array([8, 16])}}, {"quick": {"batch_per_device": [8, 16]}}),
+        (
+            {"batch_per_device": (2**power for power in range(5, 8)), "lr": [Fraction(1, 20), Decimal("0.1")]},
+            {"batch_per_device": [32, 64, 128], "lr": [0.05, 0.1]},
+        ),
+        (
+            {"epochs": np.int64(3), "evaluate": np.bool_(False), "optimizer": SGD(momentum=np.float16(0.8))},
+            {"epochs": 3, "evaluate": False, "optimizer": SGD(momentum=0.8)},
+        ),
+        (
+            {"cases": ({"lr": np.float32(lr)} for lr in (0.1, 0.3)), "quick": {"batch_per_device": np.array([8, 16])}},
+            {"cases": [{"lr": 0.1}, {"lr": 0.3}], "quick": {"batch_per_device": [8, 16]}},
+        ),
+        ({"data": CIFAR10(crop=np.int8(24))}, {"data": CIFAR10(crop=24)}),
     ],
 )
 def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
@@ -219,22 +235,6 @@ def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
         first, second = ([item.run for item in plan("", recipe, CPU, quick=quick)] for recipe in both)
         assert first == second
         json.dumps([run.to_json() for run in first])
-
-
-@pytest.mark.parametrize(
-    ("machine", "kind", "options", "on_device"),
-    [
-        (gpus(1), "gpu", {"jitter": False}, True),
-        (gpus(1), "gpu", {}, False),
-        (gpus(1), "gpu", {"jitter": False, "cutout": 4}, False),
-        (CPU, "cpu", {"jitter": False}, False),
-    ],
-)
-def test_gpus_augment_images_themselves_where_they_can(
-    machine: Hardware, kind: str, options: dict[str, Any], on_device: bool
-) -> None:
-    (item,) = planned(machine, kind=kind, data=CIFAR10(**options))
-    assert item.run.data == CIFAR10(**options, on_device=on_device)
 
 
 def test_an_id_names_what_is_computed_and_nothing_else() -> None:
@@ -323,13 +323,6 @@ def test_a_run_that_this_machine_cannot_do_is_skipped_with_the_reason(
     (item,) = planned(machine, model="cifar_resnet50_v2", framework="mxnet", **fields)
     assert skip in item.skip
     assert bool(skip) == bool(item.skip)
-
-
-@pytest.mark.parametrize(("dtype", "layout"), [("float32", "NCHW"), ("tf32", "NHWC"), ("bfloat16", "NHWC")])
-def test_pytorch_has_channels_last_on_tensor_cores(dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(fake_gpus.library("1 H100"), monkeypatch)
-    recipe = Recipe(model="cifar_resnet20_v2", framework="pytorch", kind="gpu", dtype=dtype)
-    assert plan("test", recipe, hardware.detect())[0].run.layout == layout
 
 
 def test_the_time_of_evaluations_is_that_of_their_images() -> None:
@@ -463,11 +456,18 @@ def test_an_error_in_a_recipe_file_is_one_line_with_its_place(
     assert "helper" not in sys.modules
 
 
+@functools.cache
+def on_both(path: Path, quick: bool) -> list[Planned]:
+    """Return the plan of a recipe on a CPU and on eight GPUs."""
+    recipe = config.load(path)
+    return [item for machine in (CPU, gpus(8)) for item in plan(path.stem, recipe, machine, quick=quick)]
+
+
 @pytest.mark.usefixtures("pytorch_planned")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool) -> None:
-    runs = [one for machine in (CPU, gpus(8)) for one in plan(path.stem, config.load(path), machine, quick=quick)]
+    runs = on_both(path, quick)
     assert any(not one.skip for one in runs)
     assert all(one.seconds > 0 and one.run.quick == quick for one in runs)
     on_gpus = [one.run for one in runs if one.run.kind == "gpu"]
@@ -497,20 +497,17 @@ def test_the_core_recipes_take_less_time_than_promised(machine: str, quick: bool
     assert minutes[0] < sum(seconds.values()) / 60 < minutes[1]
 
 
+@pytest.mark.usefixtures("pytorch_planned")
 def test_no_two_runs_of_all_recipes_have_the_same_line() -> None:
     lines: dict[str, set[str]] = {}
     for path, quick in itertools.product(RECIPES, (False, True)):
-        for item in plan("", config.load(path), gpus(8), quick=quick, cpu=True):
+        for item in on_both(path, quick):
             lines.setdefault(str(item), set()).add(item.run.id)
     assert {line: ids for line, ids in lines.items() if len(ids) > 1} == {}
 
 
 def test_the_studys_table_is_in_the_recipe() -> None:
-    path = next(path for path in RECIPES if path.stem == "cifar10_resnet50")
-    found = {
-        (one.run.devices, one.run.batch_per_device, one.run.learning_rate)
-        for one in plan("", config.load(path), gpus(8))
-        if one.run.kind == "gpu"
-    }
+    runs = [item.run for item in plan("", config.load(HOME / "recipes/cifar10_resnet50.py"), gpus(8))]
+    found = {(run.devices, run.batch_per_device, run.learning_rate) for run in runs if run.kind == "gpu"}
     assert {(8, 64, 0.05), (8, 64, 0.4), (4, 64, 0.2), (8, 128, 0.4), (1, 128, 0.05), (8, 256, 0.4)} <= found
     assert {(1, 512, 0.05), (1, 512, 0.4), (8, 512, 3.2), (8, 512, 0.4), (8, 512, 0.8), (2, 256, 0.1)} <= found
