@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from poc.cli import main
-from poc.export import TRACKERS
 from poc.records import journal
 from poc.records.record import Record
 from tests.builders import add, record_of
@@ -213,25 +212,6 @@ def test_a_server_that_refuses_is_one_line(results: Path, capsys: Any) -> None:
     assert export(results, "mlflow", "nonsense://server") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "nonsense://server" in line
-
-
-def test_all_records_of_the_reference_have_names_and_curves_without_a_tracker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported: dict[str, Record] = {}
-
-    def tracker(name: str, record: Record, target: str) -> bool:
-        assert target == "there"
-        assert name not in exported
-        exported[name] = record
-        return True
-
-    monkeypatch.setitem(TRACKERS, "tensorboard", tracker)
-    assert export(HOME / "reference", "tensorboard", "there") == 0
-    started = [record for record in journal.read(journal.paths(HOME / "reference")) if record.outcome != "skipped"]
-    assert [*exported.values()] == started
-    for name, record in exported.items():
-        assert [part for part in (*record.run.model.split(":"), record.run.id) if part not in name] == []
 
 
 @pytest.mark.slow

@@ -50,6 +50,17 @@ def fake_python(tmp_path: Path) -> FakePython:
     return make
 
 
+@pytest.fixture
+def environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that starts `poc environment`, and returns the exit code, the output and the messages."""
+
+    def ask(*words: str, named: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(builds, "named_python", lambda: named)
+        return main(["environment", *words]), *capsys.readouterr()
+
+    return ask
+
+
 @pytest.mark.parametrize(
     ("name", "facts", "reason"),
     [
@@ -69,43 +80,31 @@ def fake_python(tmp_path: Path) -> FakePython:
     ],
 )
 def test_a_torch_is_used_if_release_and_machine_code_fit(
-    name: str,
-    facts: dict[str, Any],
-    reason: str,
-    fake_python: FakePython,
-    simulate: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, facts: dict[str, Any], reason: str, fake_python: FakePython, simulate: Any, environment: Any
 ) -> None:
     python, simulated = fake_python(**facts), simulate(name, installed=False)
-    monkeypatch.setattr(builds, "named_python", lambda: python)
     found = builds.find_installed("pytorch", python, simulated)
     assert isinstance(found, str) == bool(reason)
     assert reason in str(found)
     # The same for make_environment.sh. One that does not fit is a line, and the published build is installed.
-    assert main(["environment", "--framework", "pytorch"]) == 0
-    printed = capsys.readouterr()
-    assert (printed.out == ".venv-pytorch installed\n") == (not reason)
-    assert ("requirements/torch-c" in printed.out) == bool(reason)
-    refusals = [line for line in printed.err.splitlines() if "is not used" in line and reason in line]
+    status, output, messages = environment("--framework", "pytorch", named=python)
+    assert (status, output == ".venv-pytorch installed\n") == (0, not reason)
+    assert ("requirements/torch-c" in output) == bool(reason)
+    refusals = [line for line in messages.splitlines() if "is not used" in line and reason in line]
     assert refusals == ([f"pytorch: the installed version is not used: {found}"] if reason else [])
     # Without downloads an extra is not installed, either.
-    assert main(["environment", "--framework", "pytorch", "--installed", "--ray"]) == (2 if reason else 0)
-    printed = capsys.readouterr()
-    assert printed.out == ("" if reason else ".venv-pytorch installed\n")
+    status, output, _ = environment("--framework", "pytorch", "--installed", "--ray", named=python)
+    assert (status, output) == ((2, "") if reason else (0, ".venv-pytorch installed\n"))
 
 
 def test_without_a_torch_the_published_build_is_installed_silently(
-    fake_python: FakePython, simulate: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_python: FakePython, simulate: Any, environment: Any
 ) -> None:
-    python = fake_python(without="torch")
     simulate("1 H100", installed=False)
-    for named in (python, ""):
-        monkeypatch.setattr(builds, "named_python", lambda named=named: named)
-        assert main(["environment"]) == 0
-        printed = capsys.readouterr()
-        assert ".venv-pytorch requirements/torch-cu13.txt" in printed.out
-        assert "is not used" not in printed.err
+    for named in (fake_python(without="torch"), ""):
+        status, output, messages = environment(named=named)
+        assert (status, "is not used" in messages) == (0, False)
+        assert ".venv-pytorch requirements/torch-cu13.txt" in output
 
 
 @pytest.mark.parametrize("release", ["2.11.0", "2.13.0"])  # the second one is pinned, too
@@ -113,9 +112,9 @@ def test_a_linked_environment_is_planned_with_its_own_release(
     release: str,
     fake_python: FakePython,
     simulate: Any,
+    environment: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As make_environment.sh leaves it: an environment of this project that lists the folders of the user's Python."""
     versions = frameworks.versions.__wrapped__
@@ -134,32 +133,26 @@ def test_a_linked_environment_is_planned_with_its_own_release(
     build = builds.choose(frameworks.available("pytorch", simulated), simulated)
     assert (str(build), build and build.code) == (f"torch {release}", ((8, 0), (9, 0)))
     # The next start of make_environment.sh keeps the link.
-    monkeypatch.setattr(builds, "named_python", lambda: python)
-    assert main(["environment", "--framework", "pytorch"]) == 0
-    assert capsys.readouterr().out == "own installed\n"
+    assert environment("--framework", "pytorch", named=python)[:2] == (0, "own installed\n")
 
 
 def test_another_release_in_the_environment_of_a_pinned_one_is_not_replaced_by_a_link(
-    fake_python: FakePython, simulate: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_python: FakePython, simulate: Any, environment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions, own = frameworks.versions.__wrapped__, Path(fake_python()).parents[1]
     simulate("1 H100", installed=False)
     monkeypatch.setattr(frameworks, "environment", lambda name: own)
     monkeypatch.setattr(frameworks, "versions", versions)
-    assert main(["environment", "--framework", "pytorch"]) == 0
-    lists = [f"requirements/{name}.txt" for name in ("torch", "torch-cu13")]
-    assert capsys.readouterr().out.splitlines() == [f"{own.name} {path}" for path in lists]
+    status, output, _ = environment("--framework", "pytorch", named="")
+    lists = [f"{own.name} requirements/{name}.txt" for name in ("torch", "torch-cu13")]
+    assert (status, output.splitlines()) == (0, lists)
 
 
 def test_workers_do_not_find_another_cudnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     packages, other, older, plain = (tmp_path / name for name in ("packages", "other", "older", "plain"))
     own = packages / "nvidia/cudnn/lib"
-    for folder, library in (
-        (own, "libcudnn.so.9"),
-        (other, "libcudnn.so.9"),
-        (older, "libcudnn.so.8"),
-        (plain, "libx.so"),
-    ):
+    libraries = {own: "libcudnn.so.9", other: "libcudnn.so.9", older: "libcudnn.so.8", plain: "libx.so"}
+    for folder, library in libraries.items():
         folder.mkdir(parents=True)
         (folder / library).touch()
     monkeypatch.setattr(sys, "path", [str(packages)])
@@ -174,23 +167,23 @@ def test_workers_do_not_find_another_cudnn(monkeypatch: pytest.MonkeyPatch, tmp_
     assert frameworks.library_path("pytorch") == {}
 
 
+def project() -> dict[str, Any]:
+    """Return the section [project] of pyproject.toml."""
+    return dict(pytest.importorskip("tomllib").loads((HOME / "pyproject.toml").read_text())["project"])
+
+
 def test_the_supported_releases_are_those_of_the_package() -> None:
-    extra = pytest.importorskip("tomllib").loads((HOME / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]["torch"]
+    extra = project()["optional-dependencies"]["torch"]
     (torch,) = (requirement for requirement in map(Requirement, extra) if requirement.name == "torch")
     supported = [minor for minor in range(30) if torch.specifier.contains(f"2.{minor}.0")]
     assert (supported[0], supported[-1]) == (probe.OLDEST[1], probe.NEWEST[1])
 
 
 def test_packages_that_another_python_lacks_are_named_with_those_that_they_need(tmp_path: Path) -> None:
-    dependencies = pytest.importorskip("tomllib").loads((HOME / "pyproject.toml").read_text())["project"][
-        "dependencies"
-    ]
     script = tmp_path / "project/requirements/lacking.py"
     script.parent.mkdir(parents=True)
     script.write_text((HOME / "requirements/lacking.py").read_text())
-    changed = [*dependencies[1:], "numpy>=99", "no-such-package>=1"]
+    changed = [*project()["dependencies"][1:], "numpy>=99", "no-such-package>=1"]
     (tmp_path / "project/pyproject.toml").write_text(f"dependencies = {json.dumps(changed, indent=4)}\n")
     command = [sys.executable, "-I", str(script)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

@@ -3,14 +3,15 @@
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from poc import published, report
+from poc import published
 from poc.published import Study
 from poc.records.row import Row
+from poc.report.sections import details
 from poc.values import UserError
 from tests.conftest import refused
+from tests.pages import results_of
 
 STUDIES = published.load()
 ROWS = [row for study in STUDIES for row in study.rows]
@@ -75,11 +76,10 @@ def test_a_users_own_study_is_on_the_pages(tmp_path: Path) -> None:
     path.write_text(MINE)
     *_, mine = published.load([path])
     assert (mine.name, mine.title, mine.authors, mine.year) == ("mine", "My own cluster", "", "2026")
-    report.write([], [mine], page=tmp_path / "results.md", folder=tmp_path, sample="Without an explorer.")
-    assert "64 x 2 | 780" in (tmp_path / "studies.md").read_text()
-    rows = pd.read_csv(tmp_path / "rows.csv")
-    assert list(rows.model) == ["resnet50_v1"] * 2
-    assert rows.efficiency_throughput.iloc[1] == pytest.approx(780 / 400 / 2)
+    results = results_of(studies=[mine])
+    assert "64 x 2 | 780" in str(details.studies(results))
+    assert list(results.table.model) == ["resnet50_v1"] * 2
+    assert results.table.efficiency_throughput.iloc[1] == pytest.approx(780 / 400 / 2)
 
 
 def test_a_study_is_read_as_spreadsheets_and_pandas_write_it(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_without_a_comparable_row_on_one_device_there_is_no_speedup() -> None:
 def test_weak_and_strong_scaling_share_their_row_on_one_device_and_kvstores_are_series_of_their_own() -> None:
     strong = {"batch_per_device": 32}
     horovod = workers(2, 2.0, run={"kvstore": "horovod"})
-    table = build(workers(1, 8.0), workers(2, 4.0), workers(2, 5.0, run=strong), horovod)
+    lost = workers(4, 4.0, outcome="failed", reason="lost")
+    table = build(workers(1, 8.0), workers(2, 4.0), workers(2, 5.0, run=strong), horovod, lost)
     assert sorted(members(table)) == [
         ("strong", [[1, 64, 160]], [[2, 64, 256]]),
         ("weak", [[1, 64, 160]], [[2, 128, 320]]),
@@ -142,28 +143,8 @@ def test_weak_and_strong_scaling_share_their_row_on_one_device_and_kvstores_are_
     assert (two.scaling, two.speedup_throughput) == ("strong", pytest.approx(1.5))
 
 
-def test_a_series_never_mixes() -> None:
-    runs = [{}, {"emulated": True}, {"quick": True}, {"kvstore": "horovod"}, {"batch_per_device": 32}]
-    places = [{}, {"infrastructure": "there"}, {"dataset": "synthetic"}, {"outcome": "failed", "reason": "lost"}]
-    table = build(*(workers(n, 4.0, run=run, **place) for n in (1, 2, 4) for run in runs for place in places))
-    every_series = repeats.series(table)
-    # For each machine and data set: two kvstores, another batch per device, and strong scaling.
-    assert len(every_series) == 3 * (2 + 1 + 1)
-    for kind, single, multiple in every_series:
-        rows = pd.concat([single, multiple])
-        assert (set(single.devices), multiple.devices.min() > 1) == ({1}, True)
-        assert not (rows.emulated | rows.quick).any()
-        same = ["machine", "dataset", "length", "framework", "outcome", repeats.BATCH_OF[kind]]
-        assert len(rows[same].drop_duplicates()) == multiple.kvstore.nunique() == 1
-
-
-@pytest.fixture(scope="module")
-def published() -> pd.DataFrame:
-    """Return the table of all published rows."""
-    return build(studies=load())
-
-
-def test_speedups_of_the_theano_study_with_the_time_that_workers_wait_and_without(published: pd.DataFrame) -> None:
+def test_speedups_of_the_theano_study_with_the_time_that_workers_wait_and_without() -> None:
+    published = build(studies=load())
     theano = published[(published.study == "theano_mpi") & published.speedup_without_sync.notna()]
     assert len(theano) == 16
     assert theano.efficiency_throughput.tolist() == pytest.approx((theano.speedup_throughput / theano.devices).tolist())
