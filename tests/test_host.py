@@ -326,8 +326,6 @@ ONE_NODE, OF_PAIRS = {0: [0, 1, 2, 3]}, {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}
         ({0: [0, 1, 2], 1: [3, 4, 5]}, "", 3, 2, None, [[0, 1], [3, 4], [2, 5]]),  # the last has to have of both
         # Workers share no physical core.
         (ONE_NODE, "0-1 0-1 2-3 2-3", 2, 1, None, [[0], [2]]),
-        (ONE_NODE, "0-1 0-1 2-3 2-3", 2, 2, None, [[0, 1], [2, 3]]),
-        (ONE_NODE, "0,2 1,3 0,2 1,3", 2, 1, None, [[0], [1]]),
         (ONE_NODE, "0,2 1,3 0,2 1,3", 2, 2, None, [[0, 2], [1, 3]]),
         # A worker that fits on one node with its hyperthreads is not spread over two; else it has one of each core.
         (OF_PAIRS, "0,4 1,5 2,6 3,7 0,4 1,5 2,6 3,7", 1, 4, None, [[0, 4, 1, 5]]),

@@ -310,7 +310,7 @@ def norms_of(
     return norms
 
 
-@pytest.mark.parametrize(("small", "large"), [(8, 32), (64, 128), (1, 256)])
+@pytest.mark.parametrize(("small", "large"), [(8, 32), (1, 256)])
 def test_the_noise_scale_of_a_quadratic_is_that_of_the_formula(small: int, large: int) -> None:
     generator, dimensions, deviation = np.random.default_rng(3), 50, 2.0
     mean = generator.normal(size=dimensions)
