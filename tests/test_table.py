@@ -20,6 +20,14 @@ from poc.values import write_atomically
 from tests.builders import AUGMENTED, TEST_CPU, build, record_of
 from tests.launch import HOME
 
+# Readers rely on these names.
+FIRST = """
+    origin study run_id machine hardware framework model parameters dataset input_shape batch_per_device
+    global_batch lr lr_rule devices emulated workers kvstore dtype layout epochs steps seed outcome
+    accuracy seconds_per_epoch samples_per_second spread windows utilisation wall_seconds initialise_seconds
+    warmup_seconds train_seconds data_seconds evaluate_seconds checkpoint_seconds rest_seconds speedup_throughput
+    speedup_wall efficiency_throughput efficiency_wall note
+"""
 STUDIES = load()
 BLANK: dict[str, Any] = {"windows": [], "evaluations": [], "parts": {}, "wall": None, "memory": {}}
 P100 = {"index": 0, "name": "Tesla P100", "capability": [6, 0], "memory_bytes": 2**34}
@@ -264,6 +272,7 @@ def test_pandas_reads_every_row_of_rows_csv(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(again, table, rtol=1e-9)
     assert tables.write(again) == text
     assert list(table.columns) == list(COLUMNS)
+    assert set(FIRST.split()) <= set(COLUMNS)
     assert not re.search(r"(^|,)(nan|None|<NA>|inf)(,|$)", text, re.MULTILINE)
     assert len(pd.read_csv(path)) == 3 + 186
 
