@@ -215,8 +215,8 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     with journal.claimed(sweep.path):
         sweep.use(images)
         if request:
-            left = len(sweep.pending(sweep.items))  # if this command is killed, or its connection is lost
-            last_run.write(sweep.results, dataclasses.replace(request, runs_left=left))
+            runs_left = len(sweep.pending(sweep.items))  # if this command is killed, or its connection is lost
+            last_run.write(sweep.results, dataclasses.replace(request, runs_left=runs_left))
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
         settings = {"--trace": sweep.context.trace_steps, "--detail": sweep.detail}
         options = [name for name, setting in settings.items() if setting]

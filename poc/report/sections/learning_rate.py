@@ -111,7 +111,7 @@ def _tried(best: Any, rates: pd.Series[float], diverged: pd.Series[float]) -> st
     """Return the learning rates of the trainings at a global batch, or how many a search compared."""
     if best.chosen is True:
         return f"{best.tried:.0f} by a search"
-    return ", ".join(f"{lr:.3g}" + " (diverged)" * (lr in {*diverged}) for lr in sorted({*rates, *diverged}))
+    return ", ".join(f"{lr:.3g}" + (" (diverged)" if lr in {*diverged} else "") for lr in sorted({*rates, *diverged}))
 
 
 def _recommendation(

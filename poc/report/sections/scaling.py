@@ -86,8 +86,8 @@ def efficiency(curve: pd.DataFrame) -> dict[str, str]:
 def over_hosts(results: Results, subject: Subject, rows: pd.DataFrame) -> pd.DataFrame:
     """Return settings of a machine, and those with which their series go on over several hosts like it."""
     workloads = rows.workload[(rows.devices == 1) & (rows.origin == MEASURED)]
-    others = pd.concat([rows[:0], *(each for _, each in results.machines(subject))])
-    return pd.concat([rows, others[others.workload.isin(workloads) & ~others.setting.isin(rows.setting)]])
+    settings = pd.concat([rows[:0], *(each for _, each in results.machines(subject))])
+    return pd.concat([rows, settings[settings.workload.isin(workloads) & ~settings.setting.isin(rows.setting)]])
 
 
 def blocks(results: Results, subject: Subject) -> list[Block]:

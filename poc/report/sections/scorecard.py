@@ -47,8 +47,8 @@ def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
         f"cost to accuracy {results.target:g}",
     )
     rows = results.headline(subject)
-    own = _cells(results, rows, batch, scaling.over_hosts(results, subject, rows))
-    cells = [cell or hint for cell, hint in zip(own, _hints(results, rows, subject))]
+    measured = _cells(results, rows, batch, scaling.over_hosts(results, subject, rows))
+    cells = [cell or hint for cell, hint in zip(measured, _hints(results, rows, subject))]
     columns = {f"this machine ({results.machine})" if results.machine else "this machine": cells}
     columns.update({name: _cells(results, rows, batch, rows) for name, rows in results.published_machines(subject)})
     return [

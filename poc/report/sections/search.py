@@ -73,8 +73,8 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
         line.update(lr_low=winners.lr.min(), lr_high=winners.lr.max())
         line.update(lowest=group.lr.min(), highest=group.lr.max())
         line["at_edge"] = winners.lr.isin([line["lowest"], line["highest"]]).any()
-        whole = group.lr[group.length != PAUSED]
-        line["is_cut_short"] = not line["at_edge"] and winners.lr.isin([whole.min(), whole.max()]).mean() >= 0.5
+        rates = group.lr[group.length != PAUSED]
+        line["is_cut_short"] = not line["at_edge"] and winners.lr.isin([rates.min(), rates.max()]).mean() >= 0.5
         over = group[group.seed.isin(winners.seed)]
         line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
         line["incomplete"] = (over.outcome != COMPLETED).sum()
@@ -123,8 +123,8 @@ def against_grid(results: Results) -> pd.DataFrame:
             line.update(
                 factor=outcomes.factor.max(), near=(outcomes.factor < 2.05).sum(), most_loss=outcomes.loss.max()
             )
-            others = _losses_of_other_seeds(pd.DataFrame(accuracies))
-            line.update(other_loss=others.median(), most_other_loss=others.max())
+            losses = _losses_of_other_seeds(pd.DataFrame(accuracies))
+            line.update(other_loss=losses.median(), most_other_loss=losses.max())
             lines.append({**line, "spent": outcomes.spent.sum(), "grid": outcomes.grid.sum()})
     return pd.DataFrame(lines)
 
