@@ -18,10 +18,11 @@ from poc.values import UserError
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # OpenMP reads these once, at a framework's import. Test processes share the cores, so a waiting thread yields its core.
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // WORKERS)))
+# Not by setdefault: a test process inherits what pytest's first process, which runs no test, has set here for itself.
+os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // WORKERS))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The results of runs in processes of their own must not depend on the machine's load.
-os.environ.setdefault("POC_THREADS", os.environ["OMP_NUM_THREADS"])
+os.environ["POC_THREADS"] = os.environ["OMP_NUM_THREADS"]
 # Set before poc.frameworks is imported: there is a framework for tests, too.
 os.environ["POC_FRAMEWORKS"] = str(Path(__file__).parent / "frameworks")
 settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))

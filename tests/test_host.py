@@ -30,10 +30,15 @@ def use(library: RecordedNVML, monkeypatch: pytest.MonkeyPatch) -> RecordedNVML:
     return library
 
 
-def test_the_label_of_a_cpu() -> None:
-    cpu = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"
-    machine = hardware.Hardware(cpu=cpu, cores=2, memory_bytes=2**34, cpu_flops=1e11)
-    assert machine.describe() == "CPU: Intel Xeon Platinum 8481C, 2 cores"
+@pytest.mark.parametrize(
+    ("cpu", "label"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "CPU: Intel Xeon Platinum 8481C, 2 cores"),
+        ("AMD EPYC 7R13 Processor", "CPU: AMD EPYC 7R13 Processor, 2 cores"),
+    ],
+)
+def test_the_label_of_a_cpu(cpu: str, label: str) -> None:
+    assert hardware.Hardware(cpu=cpu, cores=2, memory_bytes=2**34, cpu_flops=1e11).describe() == label
 
 
 # GPUs

@@ -15,7 +15,7 @@ from poc.publish import publish, scrubber
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import Record
-from poc.report import explorer, table
+from poc.report import table
 from poc.values import UserError
 from tests.builders import add, record_of
 
@@ -132,9 +132,8 @@ def test_a_damaged_last_run_is_none(tmp_path: Path) -> None:
 
 
 def test_the_command_makes_a_folder_whose_links_stay_inside(
-    owner: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    owner: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(explorer, "page", lambda table, cache: "")  # it takes seconds
     results, output = tmp_path / "results", tmp_path / "output"
     failed = record_of(outcome="failed", reason=f"OSError: {owner}/x is gone", run={"learning_rate": 0.2})
     add(results, record_of(), failed)

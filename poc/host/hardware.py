@@ -63,6 +63,11 @@ class Hardware:
         return description if self.hosts == 1 else f"{self.hosts} hosts, each {description}"
 
 
+def one_host(name: str) -> str:
+    """Return the name of one machine of several that ran together, by which `Hardware.describe` named them."""
+    return re.sub(r"^\d+ hosts, each ", "", name)
+
+
 def detect() -> Hardware:
     """Detect this machine's hardware; raises UserError if a GPU does not answer its driver.
 

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from poc.records.record import SCHEMA, Record, one_host
+from poc.host.hardware import one_host
+from poc.records.record import SCHEMA, Record
 from poc.values import UnknownFieldError, UserError
 
 FILE = "journal.jsonl"
@@ -177,10 +178,12 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
         for name in received_names:
             of_machine = [record for record in received if one_host(record.infrastructure) == name]
             common = [machines[identity] for identity in map(_identity, of_machine) if identity in machines]
-            numbered = (f"{name} ({number})" for number in itertools.count(2))
-            taken = {*machines.values(), *received_names}
-            is_new = name not in machines.values()
-            shown = common[0] if common else name if is_new else next(free for free in numbered if free not in taken)
+            shown = name
+            if common:
+                shown = common[0]
+            elif name in machines.values():
+                taken = {*machines.values(), *received_names}
+                shown = next(free for number in itertools.count(2) if (free := f"{name} ({number})") not in taken)
             for record in of_machine:
                 if _identity(record) not in machines:
                     infrastructure = record.infrastructure.removesuffix(name) + shown

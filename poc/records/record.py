@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -315,11 +314,6 @@ class Record(WorkerResult):
 
 def _seconds(windows: Iterable[Window]) -> float:
     return sum(window.seconds for window in windows)
-
-
-def one_host(name: str) -> str:
-    """Return the name of one machine of several that ran together (`Hardware.describe`)."""
-    return re.sub(r"^\d+ hosts, each ", "", name)
 
 
 def last_result(records: Sequence[Record]) -> Result | None:

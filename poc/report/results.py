@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from poc.host.hardware import one_host
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_MODEL, Study
 from poc.records.last_run import LastRun, by_reason
-from poc.records.record import DIVERGED, DONE, SKIPPED, one_host
+from poc.records.record import DIVERGED, DONE, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import markdown, repeats
 from poc.report.table import BURST, TRAINING
@@ -232,6 +233,17 @@ def trainings(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep whole trainings with an accuracy on real images."""
     is_training = (rows.length == TRAINING) & ~rows.quick
     return rows[is_training & rows.accuracy.notna() & (rows.dataset != "synthetic")]
+
+
+def one_per_rate(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
+    """Keep one of the settings that share global batch, learning rate and schedule.
+
+    It is the one that a search chose, else the one with the `reference` batch per device, else that with most seeds,
+    else the latest.
+    """
+    rows = rows.assign(at_reference=rows.batch_per_device == reference)
+    rows = rows.sort_values(["chosen", "at_reference", "seeds", "started"], kind="stable")
+    return rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
 
 
 def same_length(rows: pd.DataFrame) -> pd.DataFrame:

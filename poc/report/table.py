@@ -21,9 +21,10 @@ import pandas as pd
 from poc import frameworks, search
 from poc.config import networks
 from poc.config.run import Run
+from poc.host.hardware import one_host
 from poc.published import Study
 from poc.published.prices import GIVEN, Price, Prices, load
-from poc.records.record import COMPLETED, FAILED, SKIPPED, Record, last_result, one_host
+from poc.records.record import COMPLETED, FAILED, SKIPPED, Record, last_result
 from poc.records.row import COLUMNS, COUNTS, MEASURED, NUMBERS, Row, rate
 from poc.report import repeats
 

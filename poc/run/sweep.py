@@ -206,9 +206,9 @@ class Sweep:
 def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
     """Do all items in order, as far as they fit before the bound; return the ids of the runs that failed.
 
-    `request` is written to the folder of results, at the end with `runs_left`; `price` is in dollars per hour.
-    Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run that its
-    user interrupted is in it.
+    `request` is written to the folder of results with `runs_left`, at the start and at the end; `price` is in dollars
+    per hour. Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run
+    that its user interrupted is in it.
     """
     images = _images(sweep)
     # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.

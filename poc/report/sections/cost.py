@@ -98,9 +98,9 @@ def time_to_accuracy(results: Results) -> list[Block]:
     reached = ended.assign(best=best).groupby("setting").best.min()
     settings = _candidates(results.measured[results.measured.accuracy_on == "test set"])
     same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
-    same += ["hardware", "environment", "workers"]
+    same += ["workers", "cores_per_worker", "hardware", "environment"]
     rows: list[dict[str, Any]] = []
-    for _, group in settings.groupby([*same, "cores_per_worker"], sort=False, dropna=False):
+    for _, group in settings.groupby(same, sort=False, dropna=False):
         if len(group) > 1:
             highest_common = math.floor(100 * reached[group.setting].nlargest(2).min() + 1e-6) / 100
             for level in sorted({results.target, *group.target_accuracy.dropna(), highest_common}):

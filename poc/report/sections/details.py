@@ -85,15 +85,14 @@ def learning_rate(results: Results) -> list[Block]:
             ("lr found (grid's best)", lambda row: f"{row.lr:.3g} ({row.best_lr:.3g})"),
             ("factor (seeds within 2)", lambda row: f"{row.factor:.2f} ({row.near} of {row.n})"),
             ("accuracy loss (largest)", lambda row: f"{row.loss:.3f} ({row.most_loss:.3f})"),
-            ("loss by the other seeds (largest)", _loss_by_other_seeds),
+            (
+                "loss by the other seeds (largest)",
+                lambda row: f"{row.other_loss:.3f} ({row.most_other_loss:.3f})" if row.n > 1 else "",
+            ),
             ("epochs (full grid)", lambda row: f"{row.spent:,.0f} ({row.grid:,.0f}), {row.spent / row.grid:.0%}"),
         ),
         *_noise_scales(results),
     ]
-
-
-def _loss_by_other_seeds(row: Any) -> str:
-    return "" if math.isnan(row.other_loss) else f"{row.other_loss:.3f} ({row.most_other_loss:.3f})"
 
 
 def _noise_scales(results: Results) -> list[Block]:

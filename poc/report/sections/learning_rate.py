@@ -12,7 +12,7 @@ from poc.published import MAIN_EPOCHS
 from poc.records.row import MEASURED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure, section
-from poc.report.results import Results, Subject, same_length, trainings
+from poc.report.results import Results, Subject, one_per_rate, same_length, trainings
 from poc.report.sections import search
 
 
@@ -22,15 +22,14 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
     It is the one that a search chose on the validation split, if there was one (the median over seeds, as in the table
     of searches), else the most accurate. Only trainings of equal length compare: of 12 epochs, else of the most
     frequent number; those that ended at a target accuracy do not. A rate with which no seed diverged comes before
-    others. A learning rate that was tried in several settings counts by the chosen one, else by the one with the
-    `reference` batch per device, else by the one with most seeds. `change` is the change of the accuracy from that
-    global batch, `tried` how many rates and schedules were compared, from `lowest` to `highest`, with those of
-    `diverged` trainings (`Results.diverged`); `highest` is infinite if one diverged with some seed.
+    others. A learning rate that was tried in several settings counts by one of them (`one_per_rate`). `change` is the
+    change of the accuracy from the `reference` batch, `tried` how many rates and schedules were compared, from `lowest`
+    to `highest`, with those of `diverged` trainings (`Results.diverged`); `highest` is infinite if one diverged with
+    some seed.
     """
     rows = same_length(rows[rows.target_accuracy.isna()])
-    rows = rows[rows.lr.notna()].assign(at_reference=rows.batch_per_device == reference)
-    rows = rows.sort_values(["chosen", "at_reference", "seeds", "started"], kind="stable")
-    by_lr = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
+    rows = rows[rows.lr.notna()]
+    by_lr = one_per_rate(rows, reference)
     # Of several that searches chose not the best one on the test set.
     each = by_lr.loc[by_lr.index.repeat(by_lr.choices)].groupby("global_batch").lr
     middle = by_lr.global_batch.map(each.quantile(interpolation="lower"))

@@ -8,7 +8,7 @@ import pandas as pd
 from poc.published import MAIN_BATCH, MAIN_EPOCHS, MAIN_RECIPE
 from poc.report import markdown, repeats
 from poc.report.markdown import Block, section
-from poc.report.results import Results, Subject, preferred, same_length
+from poc.report.results import Results, Subject, one_per_rate, preferred, same_length
 from poc.report.table import TRAINING
 
 _MAX_SCHEDULES = 2
@@ -58,8 +58,7 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
         group = repeats.some_or_all(group, ~group.quick)
         trained = same_length(group[group.target_accuracy.isna()])
         trained, group = (repeats.some_or_all(rows, rows.batch_per_device == MAIN_BATCH) for rows in (trained, group))
-        trained = trained.sort_values(["chosen", "seeds", "started"], kind="stable")
-        trained = trained.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
+        trained = one_per_rate(trained, MAIN_BATCH)
         trained = trained.assign(all_ended=trained.diverged == 0)
         best = trained.sort_values(["chosen", "all_ended", "accuracy", "started"], ascending=False, kind="stable")
         best = best.drop_duplicates("schedule").head(_MAX_SCHEDULES)
