@@ -64,27 +64,28 @@ def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequenc
     return [_compared([run, run], pair, slower, max(1, sum(repeated))) for run, pair in zip(runs, sides)]
 
 
-def gate(logarithms: Sequence[pd.Series[float]], slower: float, runs: int = 1) -> dict[str, Any]:
+def gate(logarithms: Sequence[Any], slower: float, runs: int = 1) -> dict[str, Any]:
     """Judge from logarithms of samples/s of interleaved repeats whether the second side is slower than the first.
 
     With d the difference of means, second - first, and its one-sided 95% bounds by Welch's t, the verdict is SLOWER if
     the upper bound is below 0 and d below -log(1 + slower); NOT_SLOWER if the lower bound is above -log(1 + slower);
     else, and with fewer than MIN_REPEATS on a side, TOO_FEW. Several `runs` share the 5% (Bonferroni). `repeats_needed`
-    is about how many on each side would end TOO_FEW.
+    is about how many on each side would end TOO_FEW. Of arrays the last dimension is that of the repeats.
     """
-    limit, n, (first, second) = -math.log1p(slower), min(map(len, logarithms)), logarithms
+    limit, (first, second) = -math.log1p(slower), map(np.asarray, logarithms)
+    n = min(first.shape[-1], second.shape[-1])
     result = {"exit_code": TOO_FEW, "limit": math.exp(limit), "repeats_needed": repeats.MIN_REPEATS}
     if n < repeats.MIN_REPEATS:
         return result
-    difference, welch = second.mean() - first.mean(), ttest_ind(second, first, equal_var=False)
+    difference, welch = second.mean(-1) - first.mean(-1), ttest_ind(second, first, axis=-1, equal_var=False)
     interval = welch.confidence_interval(1 - 2 * (1 - repeats.CONFIDENCE) / runs)
-    low, high = np.nan_to_num(interval, nan=difference)  # all repeats of each side are equal
-    is_slower = high < 0 and difference < limit
+    low, high = np.where(np.isnan(interval), difference, interval)  # NaN: all repeats of each side are equal
+    is_slower = (high < 0) & (difference < limit)
     # The interval shrinks with the root of n, and has to leave out 0 or the limit.
-    gap = -difference if difference < limit else max(difference - limit, 1e-3)
-    result["exit_code"] = SLOWER if is_slower else NOT_SLOWER if low > limit else TOO_FEW
-    result["repeats_needed"] = math.ceil(n * ((high - low) / 2 / gap) ** 2)
-    return {**result, "ratio": math.exp(difference), "bounds": [math.exp(low), math.exp(high)]}
+    gap = np.where(difference < limit, -difference, np.maximum(difference - limit, 1e-3))
+    result["exit_code"] = np.where(is_slower, SLOWER, np.where(low > limit, NOT_SLOWER, TOO_FEW)).tolist()
+    result["repeats_needed"] = np.ceil(n * ((high - low) / 2 / gap) ** 2).astype(int).tolist()
+    return {**result, "ratio": np.exp(difference).tolist(), "bounds": np.exp([low, high]).tolist()}
 
 
 def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, pairs: int) -> dict[str, Any]:
