@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -148,7 +149,7 @@ class Run(Schedule, Training):
         texts = labels(self)
         return [texts[name] for name in names if name in texts]
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Stable name of the run: a hash of what it computes, without the recipe's name."""
         return hashlib.sha256(self.fingerprint().encode()).hexdigest()[:10]

@@ -1,6 +1,7 @@
 """Detect this machine's hardware: cores, memory, NUMA nodes and GPUs."""
 
 import collections
+import functools
 import os
 import platform
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from poc.host import control_groups, isolated, matrix_product, nvml
+from poc.host import control_groups, matrix_product, nvml
 from poc.host.control_groups import text
 from poc.values import UserError, value
 
@@ -92,6 +93,7 @@ def detect() -> Hardware:
     )
 
 
+@functools.cache
 def _product_seconds() -> float:
     """Return the seconds of a product of two matrices of 1,024 x 1,024 (`matrix_product.py`).
 
@@ -100,7 +102,7 @@ def _product_seconds() -> float:
     """
     flags = _cpuinfo("flags").split()
     kernels = "SkylakeX" if "avx512bw" in flags else "Haswell" if "avx2" in flags else ""
-    command = [sys.executable, isolated.__file__, matrix_product.__name__]
+    command = [sys.executable, matrix_product.__file__]  # not as a module, which would import the package
     environment = {"OPENBLAS_CORETYPE": kernels, **os.environ}
     return float(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -160,7 +160,12 @@ class Results:
         rows = rows[(rows.model == subject.model) & (rows.family == subject.dataset) & ~rows.fixed]
         return rows[(rows.accuracy_on != "validation split") & (rows.straggler == 0)]
 
-    def headline(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
+    @functools.cached_property
+    def headline(self) -> Callable[..., pd.DataFrame]:
+        """Cache `_headline`, which every section needs."""
+        return functools.cache(self._headline)
+
+    def _headline(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
         """Settings of the subject that are compared with published rows.
 
         They share hardware, device kind, framework and its options, precision, layout, recipe and images: those on GPUs
