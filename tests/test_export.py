@@ -223,6 +223,8 @@ def test_every_line_of_the_reference_is_valid_by_the_schema_that_the_documentati
     paths = [*(HOME / "reference").rglob(journal.FILE)]
     lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     assert len(lines) >= 125
+    for line in lines:  # some have thousands of windows: one of each combination of types
+        line["windows"] = [*{(*map(type, window.values()),): window for window in line["windows"]}.values()]
     assert [error.message for line in lines for error in validator.iter_errors(line)] == []
     (missing,) = validator.iter_errors({name: value for name, value in lines[0].items() if name != "started"})
     assert "started" in missing.message

@@ -151,7 +151,7 @@ def test_compare_ends_with_the_verdict_on_two_folders_and_on_two_runs(
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of this code and the reference framework: a step of tag "slow" takes 10% longer than of "fast"."""
+    """A repository of this code and the reference framework: a step of tag "slow" takes 25% longer than of "fast"."""
     folder = tmp_path_factory.mktemp("checkout")
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(HOME / "poc", folder / "poc", ignore=ignored)
@@ -167,7 +167,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert old in code
         (folder / "poc" / name).write_text(code.replace(old, new))
     git(folder, "init", "--quiet")
-    for tag, seconds in (("fast", 0.10), ("slow", 0.11)):
+    for tag, seconds in (("fast", 0.1), ("slow", 0.125)):
         (reference / "session.py").write_text(session + PACE.format(seconds=seconds))
         git(folder, "add", "--all")
         git(folder, "commit", "--quiet", "--message", tag)
@@ -200,7 +200,7 @@ def measured(results: Path) -> list[list[Record]]:
 
 @pytest.mark.slow
 def test_a_slower_commit_is_found_though_the_command_is_interrupted_and_killed(checkout: Path, tmp_path: Path) -> None:
-    words = ("fast", "slow", "mine.py")
+    words = ("fast", "slow", "mine.py", "--repeats", "3", *("--python", sys.executable) * 2)
     before = set(tmp_path.iterdir())
     for number, stop in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
         process = start_ab(checkout, tmp_path, *words)
@@ -215,30 +215,21 @@ def test_a_slower_commit_is_found_though_the_command_is_interrupted_and_killed(c
     status, output, errors = ended(start_ab(checkout, tmp_path, *words))
     assert status == SLOWER, errors
     (compared,) = json.loads(output)
-    assert compared["samples/s"]["gate"]["ratio"] == pytest.approx(10 / 11, abs=0.03)
-    assert compared["samples/s"]["n"] == [N, N]
+    assert compared["samples/s"]["gate"]["ratio"] == pytest.approx(0.8, abs=0.06)
+    assert compared["samples/s"]["n"] == [3, 3]
     for side, tag in enumerate(("fast", "slow")):
         records = measured(tmp_path)[side]
         assert records[: len(kept[side])] == kept[side]
         completed = [record for record in records if record.outcome == "completed"]
         assert {record.commit for record in completed} == {git(checkout, "rev-parse", tag)[:12]}
-        assert len(completed) == N
+        assert len(completed) == 3
     starts = sorted(
         (record.started, side)
         for side, records in enumerate(measured(tmp_path))
         for record in records
         if record.outcome == "completed"
     )
-    assert "".join("AB"[side] for _, side in starts) == "ABBAABBAAB"
-
-
-@pytest.mark.slow
-def test_a_commit_is_compared_with_itself_under_two_interpreters(checkout: Path, tmp_path: Path) -> None:
-    python = ("--python", sys.executable)
-    words = ("fast", "fast", "mine.py", "--repeats", "1", *python, *python)
-    status, output, errors = ended(start_ab(checkout, tmp_path, *words))
-    assert status == TOO_FEW, errors
-    assert json.loads(output)[0]["samples/s"]["n"] == [1, 1]
+    assert "".join("AB"[side] for _, side in starts) == "ABBAAB"
 
 
 def test_results_of_newer_code_are_refused_after_the_first_repeat(tmp_path: Path) -> None:
@@ -259,7 +250,7 @@ def test_results_of_newer_code_are_refused_after_the_first_repeat(tmp_path: Path
         ("fats slow mine.py", "did you mean 'fast'?"),
         ("fast slow mini.py", "'mini.py'"),
         ("fast slow mine.py --set epoch=3", "did you mean 'epochs'?"),
-        ("fast slow mine.py --set kind=gpu", "none"),
+        ("fast fast mine.py --set kind=gpu", "none"),  # a commit may be compared with itself
         ("fast slow mine.py --set steps=1000000000", "hour"),
         ("fast slow mine.py --set batch_per_device=largest", "largest"),
         ("fast slow mine.py --set lr=Search(low=0.1,high=1)", "Search"),

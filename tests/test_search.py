@@ -25,7 +25,7 @@ from poc.run.sweep import Sweep
 from poc.search import Result
 from poc.values import UserError, from_plain
 from tests.builders import MACHINE, SMALL, build, course, end_of, place_in, recipe_file, run_of
-from tests.launch import finish, records, start
+from tests.launch import finish, records, run_here, start
 from tests.test_faults import killed, written
 
 slow = pytest.mark.slow
@@ -521,13 +521,12 @@ def test_a_training_that_a_search_pauses_ends_bit_for_bit_as_an_uninterrupted_on
 def test_a_search_killed_at_random_moments_chooses_the_same_and_trains_no_rung_twice(tmp_path: Path) -> None:
     fields = {"lr": Search(low=0.001, high=0.064, points=4), "epochs": 6, "data": Synthetic(train=640, validation=160)}
     recipe = recipe_file(tmp_path / "mine.py", **fields)
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    finish(recipe, tmp_path / "whole")
+    run_here(recipe, tmp_path / "whole")
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"moments from seed {seed}")
     moments = random.Random(seed)
     folder, kills = tmp_path / "killed", 0
+    folder.mkdir()
     for _ in range(KILLS):
         # Few: after a whole search nothing is left to be killed.
         kills += killed(start(recipe, folder), written(folder, changes=moments.randint(0, 12)))

@@ -25,6 +25,7 @@ from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, add, place_in, record_of, run_of
+from tests.launch import held
 
 
 def planned(seconds: float, **fields: Any) -> Planned:
@@ -284,7 +285,7 @@ def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sweep(folder: str, seconds: float, **fields: Any) -> list[tuple[int, str, str]]:
         # Two recipes share their runs.
@@ -302,12 +303,13 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
     written = last_run.read(tmp_path / "a")
     assert written
     assert (written.runs_left, written.again_since) == (2, "2026")
-    # It takes several times its estimate: steps of one image, which an estimate does not know to be slow.
-    long = {"batch_per_device": 1, "epochs": 100, "evaluate": False}
-    (item,) = plan("mine", Recipe(**{**SMALL, **long}), MACHINE)
-    assert sweep("b", item.seconds + 2.0, **long) == [(100, FAILED, "interrupted")]
+    # It takes longer than its estimate: it waits in the middle.
+    monkeypatch.setenv("POC_HOLD", str(tmp_path / "hold"))
+    (item,) = plan("mine", Recipe(**SMALL), MACHINE)
+    with held(tmp_path / "hold"):
+        assert sweep("b", item.seconds + 2.0) == [(4, FAILED, "interrupted")]
     assert "Not done: 1 run," in capsys.readouterr().err
-    assert len(sweep("b", -1.0, **long)) == 1
+    assert len(sweep("b", -1.0)) == 1
 
 
 def test_every_price_has_a_source_and_the_user_s_come_first() -> None:
