@@ -179,9 +179,12 @@ def counted(session: Any, run: Run, worker: int = 0, folder: Path = Path()) -> A
 
         session._ddp.register_comm_hook(None, all_reduce)
         arrays = 1  # all buckets of a backward pass
-    elif run.devices > 1:
+    elif hasattr(session, "_sum"):
         total, arrays = session._sum, len(session._gradients())
         session._sum = lambda key, *rest, **options: sent.append(key) or total(key, *rest, **options)
+    else:
+        reduce, arrays = session.all_reduce_gradients, 1
+        session.all_reduce_gradients = lambda: sent.append(None) or reduce()
 
     def counted_step(*arguments: Any, **options: Any) -> None:
         before = len(sent)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import CIFAR10, SGD, AdamW, Device, DistSync, Fixed, Muon, Synthetic, data, frameworks
+from poc import CIFAR10, SGD, AdamW, Device, DistDeviceSync, DistSync, Fixed, Muon, Synthetic, data, frameworks
 from poc.config.networks import MEAN
 from poc.config.run import Run
 from poc.frameworks import Session
@@ -23,25 +23,30 @@ from poc.values import UserError
 from tests import framework_worker
 from tests.builders import MACHINE
 from tests.conftest import give_memory_back
-from tests.framework_worker import PLAIN, Arrays, batches, distance, gradients, parameters, planned, trained, workers
+from tests.framework_worker import (
+    PLAIN,
+    Arrays,
+    batches,
+    counted,
+    distance,
+    gradients,
+    parameters,
+    planned,
+    trained,
+    workers,
+)
 from tests.launch import HOME, python
 
 INSTALLED = [name for name in frameworks.FRAMEWORKS if frameworks.versions(name)]
 IN_PROCESS = {"kvstore": "device"}, {"kvstore": "local"}
-HOROVOD = {"workers": 2, "kvstore": "horovod"}
+ACCUMULATING = {"accumulate": 3, "steps": 2}
 BETWEEN_WORKERS = (
-    {"workers": 2, "kvstore": "dist_sync"},
+    {"workers": 2, "kvstore": "dist_sync", **ACCUMULATING},
     # One step: four gradients are added in another order than by one process, which more steps would amplify.
-    {"workers": 2, "kvstore": DistSync(servers=2), "devices": 4, "steps": 1},
-    {"workers": 2, "kvstore": "dist_device_sync", "devices": 4, "steps": 1},
+    {"workers": 2, "kvstore": DistDeviceSync(servers=2), "devices": 4, "steps": 1},
     {"workers": 2, "kvstore": "horovod", "devices": 4, "steps": 1},
 )
-ACCUMULATING = ({**IN_PROCESS[0], "accumulate": 3, "steps": 2},)
-WITHOUT_SYNC = (
-    {"kvstore": "none"},
-    {"kvstore": "none", "workers": 2},
-)
-SUMMED = ({}, HOROVOD, BETWEEN_WORKERS[0])
+WITHOUT_SYNC = ({"kvstore": "none"}, {"kvstore": "none", "workers": 2})
 # More steps would amplify the rounding of sums in another order.
 WITHOUT_NORM = {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-5, "steps": 2}
 OPTIMIZERS: tuple[dict[str, Any], ...] = (
@@ -187,16 +192,20 @@ def test_steps_lower_the_loss_and_change_all_parameters_from_those_of_the_seed(r
     assert distance(start(first), frameworks.open_session(dataclasses.replace(run, seed=1)).state()) > 0.1
 
 
-@on_each(*({"devices": 2, **fields} for fields in (*IN_PROCESS, *BETWEEN_WORKERS, *ACCUMULATING, *WITHOUT_SYNC)))
+@on_each(
+    *({"devices": 2, **fields} for fields in (*IN_PROCESS, *BETWEEN_WORKERS, ACCUMULATING, *WITHOUT_SYNC)),
+    among=[name for name in INSTALLED if name != "pytorch"],  # whose workers tests/test_pytorch.py starts once
+)
 def test_devices_train_as_emulated_ones_or_without_synchronisation_each_for_itself(run: Run, tmp_path: Path) -> None:
+    in_process = run.workers == 1
+    check_devices(run, [counted(frameworks.open_session(run), run)] if in_process else workers(run, tmp_path, "counted"))
+
+
+def check_devices(run: Run, seen: Sequence[Arrays]) -> None:
     """Compare parameters and statistics, and an evaluation of 70 images, the last 6 in a short batch."""
     independent = run.kvstore.name == "none"
     expected = emulated(run)
-    if run.workers == 1:
-        seen = [results(run)]
-    else:
-        seen = workers(run, tmp_path)
-        assert distance(*map(start, seen)) == 0
+    assert all(distance(start(worker), start(seen[0])) == 0 for worker in seen)
     correct, samples, _ = np.sum([worker["evaluated"] for worker in seen], axis=0)
     assert {tuple(worker["summed"]) for worker in seen} == {(correct, samples)}
     assert samples == expected["evaluated"][1] == 70
@@ -211,27 +220,20 @@ def test_devices_train_as_emulated_ones_or_without_synchronisation_each_for_itse
     loss = np.sum([worker["evaluated"][2] * worker["evaluated"][1] for worker in seen]) / samples
     assert loss == pytest.approx(expected["evaluated"][2], rel=1e-4)
     assert np.mean([worker["losses"] for worker in seen], axis=0) == pytest.approx(expected["losses"], rel=1e-4)
+    for worker in seen:
+        if "per step" in worker:  # micro-batches are summed once
+            assert worker["per step"].tolist() == worker["arrays"].tolist() * run.steps
 
 
-@on_each(
-    {"batch_per_device": 32, "accumulate": 4, **WITHOUT_NORM},
-    *({"devices": 2, "batch_per_device": 16, "accumulate": 4, **WITHOUT_NORM, **fields} for fields in SUMMED),
-)
-def test_micro_batches_train_as_one_batch_without_batch_norm_and_are_summed_once(run: Run, tmp_path: Path) -> None:
-    alone: dict[str, Any] = {"devices": 1, "workers": 1, "cores_per_worker": None, "kvstore": Device()}
-    expected = results(dataclasses.replace(run, accumulate=1, batch_per_device=128, **alone))
-    if run.workers == 1:
-        made = [framework_worker.counted(frameworks.open_session(run), run)]
-    else:
-        made = workers(run, tmp_path, "counted")
-    for seen in made:
-        weights = {name: array for name, array in seen.items() if np.ndim(array) > 1}
-        assert distance(weights, expected) < 1e-6
-        assert distance(weights, start(seen)) > 1e-5
-        # The bias begins at zero: it has no digits but those of its gradient.
-        assert distance(seen, expected) < 1e-5
-        if run.devices > 1:
-            assert seen["per step"].tolist() == seen["arrays"].tolist() * run.steps
+@on_each({"batch_per_device": 32, "accumulate": 4, **WITHOUT_NORM}, one_process=True)
+def test_micro_batches_train_as_one_batch_without_batch_norm(run: Run) -> None:
+    seen = results(run)
+    expected = results(dataclasses.replace(run, accumulate=1, batch_per_device=128))
+    weights = {name: array for name, array in seen.items() if np.ndim(array) > 1}
+    assert distance(weights, expected) < 1e-6
+    assert distance(weights, start(seen)) > 1e-5
+    # The bias begins at zero: it has no digits but those of its gradient.
+    assert distance(seen, expected) < 1e-5
 
 
 @on_each({"accumulate": 3}, one_process=True)

@@ -14,9 +14,9 @@ from poc.frameworks import Session
 from poc.host.hardware import detect
 from poc.values import UserError
 from tests import test_frameworks
-from tests.builders import run_of
+from tests.builders import MACHINE, run_of
 from tests.conftest import of_torch, refused
-from tests.framework_worker import Arrays, batches, distance, parameters, planned, trained, workers
+from tests.framework_worker import Arrays, batches, distance, interleaved, parameters, planned, trained
 
 AIRBENCH: dict[str, Any] = {
     "model": "cifar_airbench94",
@@ -35,16 +35,6 @@ def test_initial_weights_have_he_s_distribution(name: str) -> None:
             assert abs(weight.mean()) < 0.1 * deviation, key
         if key.startswith("parameter/") and weight.ndim == 1:
             assert set(np.unique(weight)) <= {0.0, 1.0}, key
-
-
-@of_torch
-def test_a_profile_finds_wrong_sums_of_ddp_and_times_one_all_reduce(tmp_path: Path) -> None:
-    run = planned("pytorch", devices=2).run
-    parameters_of_one = frameworks.open_session(planned("pytorch").run).parameters
-    for seen in workers(run, tmp_path, "wrong_sums"):
-        assert seen["right"].tolist() == [True, False]
-        assert seen["sent"].tolist() == [parameters_of_one]
-        assert seen["interfaces"].tolist() == ["lo", "=lo"]
 
 
 @of_torch
@@ -134,6 +124,58 @@ def test_in_float16_a_step_that_overflows_changes_nothing_and_halves_the_scale(f
     other.step(fed[2], rate)
     assert 1 < scale < 2.0**22
     assert 0 < distance(weights(session), weights(other)) < 0.02
+
+
+# Two workers: their processes, which take seconds to start, do all checks one after another
+
+
+TWO = {"devices": 2}
+FOR_TWO: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": (TWO, "trained"),
+    "accumulating": ({**TWO, **test_frameworks.ACCUMULATING}, "counted"),
+    "none": ({**TWO, "kvstore": "none"}, "trained"),
+    "replayed": ({**TWO, "accumulate": 2, "steps": 15}, "replayed"),
+    "never replayed": ({**TWO, "accumulate": 2, "steps": 15}, "never_replayed"),
+    "wrong sums": (TWO, "wrong_sums"),  # last, since it spoils all later ones
+}
+"""Fields and task by name."""
+
+
+def of_two_workers(test: Any) -> Any:
+    return of_torch(pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")(test))
+
+
+def of_two(name: str) -> Run:
+    return planned("pytorch", **FOR_TWO[name][0]).run
+
+
+@pytest.fixture(scope="module")
+def of_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Arrays]]:
+    asked = [(of_two(name), task) for name, (_, task) in FOR_TWO.items()]
+    return dict(zip(FOR_TWO, interleaved(asked, tmp_path_factory.mktemp("workers"))))
+
+
+@of_two_workers
+@pytest.mark.parametrize("name", ["plain", "accumulating", "none"])
+def test_workers_train_as_emulated_devices_or_each_for_itself(name: str, of_workers: dict[str, list[Arrays]]) -> None:
+    test_frameworks.check_devices(of_two(name), of_workers[name])
+
+
+@of_two_workers
+def test_replayed_steps_of_two_workers_are_eager_ones_bit_for_bit(of_workers: dict[str, list[Arrays]]) -> None:
+    for ours, theirs in zip(of_workers["replayed"], of_workers["never replayed"]):
+        assert ours.pop("recorded") == 1
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(ours[name], array, err_msg=name)
+
+
+@of_two_workers
+def test_a_profile_finds_wrong_sums_of_ddp_and_times_one_all_reduce(of_workers: dict[str, list[Arrays]]) -> None:
+    parameters_of_one = frameworks.open_session(planned("pytorch").run).parameters
+    for seen in of_workers["wrong sums"]:
+        assert seen["right"].tolist() == [True, False]
+        assert seen["sent"].tolist() == [parameters_of_one]
+        assert seen["interfaces"].tolist() == ["lo", "=lo"]
 
 
 @pytest.mark.parametrize("installed", [{}, {"torch": "2.13.0"}])
