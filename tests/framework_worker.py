@@ -29,6 +29,8 @@ from tests.launch import DEADLINE_SECONDS
 
 MODELS = ("cifar_resnet8_v2", "cifar_mlp")
 SUMS = 8
+BOUNDS = (2, 0, None)
+"""Steps that a worker may be ahead of the slowest; the first is that of the run."""
 PLAIN = SGD(momentum=0.0, weight_decay=0.0)
 Arrays = dict[str, np.ndarray]
 
@@ -132,20 +134,26 @@ def placed_ahead(session: Session, run: Run, worker: int, folder: Path) -> Array
 def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     """Return every worker's clock as this one saw it after each step, with the fast one as far ahead as allowed.
 
-    The slow one waits with each step until the other can go no further without it.
+    All steps are done with each of BOUNDS. The slow one waits with each until the other can go no further without it.
+    Return parameters and evaluation, too: at the end the fast one has not received the slow one's last updates.
     """
-    rank, allowed = session._worker, run.steps if run.kvstore.staleness is None else run.kvstore.staleness
-    for number, batch in enumerate(batches(run, worker), start=1):
-        until = time.monotonic() + DEADLINE_SECONDS / 2
-        fast = folder / f"fast-{min(number - 1 + allowed, run.steps)}"
-        while rank and number + allowed > 1 and not fast.exists():
-            assert time.monotonic() < until, f"the fast worker may go {allowed} steps ahead, and does not"
-            time.sleep(0.01)
-        session.step(batch, run.learning_rate)
-        if not rank:
-            (folder / f"fast-{number}").touch()
-    session.evaluate(validation(run, 32, worker))
-    return {"seen": np.array(session.seen), "rank": np.array(rank)}
+    rank, steps = session._worker, [*enumerate(batches(run, worker), start=1)]
+    assert session._bound == BOUNDS[0]
+    for session._bound in BOUNDS:
+        bound, allowed = session._bound, run.steps if session._bound is None else session._bound
+        for number, batch in steps:
+            until = time.monotonic() + DEADLINE_SECONDS / 2
+            fast = folder / f"fast-{bound}-{min(number - 1 + allowed, run.steps)}"
+            while rank and number + allowed > 1 and not fast.exists():
+                assert time.monotonic() < until, f"the fast worker may go {allowed} steps ahead, and does not"
+                time.sleep(0.01)
+            session.step(batch, run.learning_rate)
+            if not rank:
+                (folder / f"fast-{bound}-{number}").touch()
+        session.barrier()
+    evaluated = session.evaluate(validation(run, 32, worker)).samples
+    ends = {"evaluated": np.array(evaluated), "sums right": str(session.sync_is_correct()), **parameters(session)}
+    return {"seen": np.array(session.seen), "rank": np.array(rank), **ends}
 
 
 def sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:

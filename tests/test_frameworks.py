@@ -198,7 +198,9 @@ def test_steps_lower_the_loss_and_change_all_parameters_from_those_of_the_seed(r
 )
 def test_devices_train_as_emulated_ones_or_without_synchronisation_each_for_itself(run: Run, tmp_path: Path) -> None:
     in_process = run.workers == 1
-    check_devices(run, [counted(frameworks.open_session(run), run)] if in_process else workers(run, tmp_path, "counted"))
+    check_devices(
+        run, [counted(frameworks.open_session(run), run)] if in_process else workers(run, tmp_path, "counted")
+    )
 
 
 def check_devices(run: Run, seen: Sequence[Arrays]) -> None:
