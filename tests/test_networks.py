@@ -68,8 +68,9 @@ DEEPER = {
     *(f"cifar_resnet{layers}_v1" for layers in (32, 44, 50, 56, 110)),
     *(f"resnet{layers}_v{version}" for layers in (101, 152) for version in (1, 2)),
     *("cifar_densenet100_k12", "cifar_vgg19", "vgg19", "cifar_airbench94", "cifar_airbench95"),
+    *("vgg16", "inception_v3", "resnet50_v1"),  # of Gluon's zoo, as AlexNet, DenseNet-121 and ResNet-50 v2
 }
-"""Networks that differ from another one by more of its units or by their width alone: they are built and counted."""
+"""Networks that are only built and counted: like another one, but for more of its units, their width or their order."""
 
 
 @pytest.mark.parametrize("name", LITERATURE)
