@@ -20,7 +20,7 @@ from poc.records import journal
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY
 from poc.run.parent import execute
 from tests.builders import GLUON, course, end_of, executed, place_in, recipe_file, record_of, run_of
-from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, start, struck
+from tests.launch import DEADLINE_SECONDS, HOME, eventually, family, finish, held, records, run_here, start, struck
 from tests.test_host import memory_group
 
 pytestmark = pytest.mark.faults
@@ -122,7 +122,7 @@ def test_a_run_that_is_interrupted_continues_later(tmp_path: Path) -> None:
             process.send_signal(number)
             process.communicate(timeout=DEADLINE_SECONDS)
         assert process.returncode in (130, -number)
-    finish(recipe, tmp_path)
+    run_here(recipe, tmp_path)
     *_, record = records(tmp_path)
     assert len(record.resumed) == len(signals)
     assert record.resumed[0].step >= 20
@@ -155,7 +155,7 @@ def test_a_disk_without_room_for_the_record(room: bool, tmp_path: Path) -> None:
     assert output.splitlines()[-1].startswith("poc: results: ")
     assert "Traceback" not in output
     assert path.read_bytes() == before
-    finish(recipe, tmp_path)
+    run_here(recipe, tmp_path)
     *_, record = records(tmp_path)
     assert (record.outcome, len(record.evaluations), bool(record.resumed)) == (COMPLETED, 4, room)
 
@@ -176,7 +176,7 @@ def test_such_an_outcome_does_not_end_the_sweep_and_is_not_repeated(
     if outcome == DIVERGED:
         assert first.windows[-1].loss is None
         assert len(first.windows) < len(second.windows)
-    assert finish(recipe, tmp_path, prefix=prefix).count("already in the journal") == 3
+    assert run_here(recipe, tmp_path).count("already in the journal") == 3
 
 
 def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path) -> None:

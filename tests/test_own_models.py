@@ -22,7 +22,7 @@ from poc.plan import Planned, plan
 from poc.records.record import COMPLETED
 from poc.values import UserError
 from tests import test_frameworks
-from tests.builders import MACHINE, TWO_WORKERS, executed, run_of
+from tests.builders import MACHINE, executed, run_of
 from tests.conftest import needs_torch, of_torch, refused
 from tests.framework_worker import batches, parameters, planned, trained
 
@@ -62,7 +62,6 @@ PARAMETERS = (3 * 9 + 1) * 8 + 16 + 17 * 10
 """Trained parameters of both for ten classes: the weights of the second convolution are frozen."""
 MULTIPLY_ADDS = 32 * 32 * 27 * 8 + 16 * 16 * 4 * 9 * 16 + 160
 CIFAR: dict[str, Any] = {"data": Synthetic(train=640, validation=70)}
-TWO_DEVICES = {"mxnet": {**TWO_WORKERS, "batch_per_device": 8}, "pytorch": {"devices": 2, "batch_per_device": 8}}
 ASK = own_models._ask
 MODEL = {"mxnet": "gluon.py:net", "pytorch": "pytorch_net.py:net"}
 slow_by_framework = [
@@ -507,7 +506,7 @@ def test_a_model_that_ends_its_process_is_a_mistake_too(end: str, words: str, tm
 
 @both
 def test_two_devices_equal_one_and_frozen_weights_stay(framework: str, folder: Path, tmp_path: Path) -> None:
-    two = own(framework, folder, **TWO_DEVICES[framework]).run
+    two = own(framework, folder, devices=2, batch_per_device=8).run
     test_frameworks.test_devices_train_as_emulated_ones_or_without_synchronisation_each_for_itself(two, tmp_path)
     one = own(framework, folder).run
     alone = trained(frameworks.open_session(one), one)
