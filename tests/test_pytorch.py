@@ -141,41 +141,28 @@ FOR_TWO: dict[str, tuple[dict[str, Any], str]] = {
 """Fields and task by name."""
 
 
-def of_two_workers(test: Any) -> Any:
-    return of_torch(pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")(test))
-
-
 def of_two(name: str) -> Run:
     return planned("pytorch", **FOR_TWO[name][0]).run
 
 
-@pytest.fixture(scope="module")
-def of_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Arrays]]:
-    asked = [(of_two(name), task) for name, (_, task) in FOR_TWO.items()]
-    return dict(zip(FOR_TWO, interleaved(asked, tmp_path_factory.mktemp("workers"))))
-
-
-@of_two_workers
-@pytest.mark.parametrize("name", ["plain", "accumulating", "none"])
-def test_workers_train_as_emulated_devices_or_each_for_itself(name: str, of_workers: dict[str, list[Arrays]]) -> None:
-    test_frameworks.check_devices(of_two(name), of_workers[name])
-
-
-@of_two_workers
-def test_replayed_steps_of_two_workers_are_eager_ones_bit_for_bit(of_workers: dict[str, list[Arrays]]) -> None:
-    for ours, theirs in zip(of_workers["replayed"], of_workers["never replayed"]):
-        assert ours.pop("recorded") == 1
-        for name, array in theirs.items():
-            np.testing.assert_array_equal(ours[name], array, err_msg=name)
-
-
-@of_two_workers
-def test_a_profile_finds_wrong_sums_of_ddp_and_times_one_all_reduce(of_workers: dict[str, list[Arrays]]) -> None:
+@of_torch
+@pytest.mark.skipif(MACHINE.cores < 2, reason="two workers need two cores")
+def test_two_workers_train_as_emulated_devices_or_each_for_itself_and_replay_and_find_wrong_sums(
+    tmp_path: Path,
+) -> None:
+    """Check all in one test, since test processes that share them would start the workers twice."""
+    seen = dict(zip(FOR_TWO, interleaved([(of_two(name), task) for name, (_, task) in FOR_TWO.items()], tmp_path)))
+    for name in ("plain", "accumulating", "none"):
+        test_frameworks.check_devices(of_two(name), seen[name])
+    for replayed, eager in zip(seen["replayed"], seen["never replayed"]):
+        assert replayed.pop("recorded") == 1
+        for name, array in eager.items():
+            np.testing.assert_array_equal(replayed[name], array, err_msg=name)
     parameters_of_one = frameworks.open_session(planned("pytorch").run).parameters
-    for seen in of_workers["wrong sums"]:
-        assert seen["right"].tolist() == [True, False]
-        assert seen["sent"].tolist() == [parameters_of_one]
-        assert seen["interfaces"].tolist() == ["lo", "=lo"]
+    for profiled in seen["wrong sums"]:
+        assert profiled["right"].tolist() == [True, False]
+        assert profiled["sent"].tolist() == [parameters_of_one]
+        assert profiled["interfaces"].tolist() == ["lo", "=lo"]
 
 
 @pytest.mark.parametrize("installed", [{}, {"torch": "2.13.0"}])
