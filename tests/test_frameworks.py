@@ -48,7 +48,8 @@ BETWEEN_WORKERS = (
 )
 WITHOUT_SYNC = ({"kvstore": "none"}, {"kvstore": "none", "workers": 2})
 # More steps would amplify the rounding of sums in another order.
-WITHOUT_NORM = {"model": "cifar_resnet20_v2_no_norm", "lr": 1e-5, "steps": 2}
+MICRO_BATCHES = {"accumulate": 4, "model": "cifar_resnet20_v2_no_norm", "lr": 1e-5, "steps": 2}
+TWO_SHARES = {"devices": 2, "batch_per_device": 16, **MICRO_BATCHES}
 OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {},
     {"optimizer": SGD(momentum_correction=True)},
@@ -227,15 +228,20 @@ def check_devices(run: Run, seen: Sequence[Arrays]) -> None:
             assert worker["per step"].tolist() == worker["arrays"].tolist() * run.steps
 
 
-@on_each({"batch_per_device": 32, "accumulate": 4, **WITHOUT_NORM}, one_process=True)
-def test_micro_batches_train_as_one_batch_without_batch_norm(run: Run) -> None:
-    seen = results(run)
-    expected = results(dataclasses.replace(run, accumulate=1, batch_per_device=128))
-    weights = {name: array for name, array in seen.items() if np.ndim(array) > 1}
-    assert distance(weights, expected) < 1e-6
-    assert distance(weights, start(seen)) > 1e-5
-    # The bias begins at zero: it has no digits but those of its gradient.
-    assert distance(seen, expected) < 1e-5
+@on_each({"batch_per_device": 32, **MICRO_BATCHES}, {**TWO_SHARES, "workers": 2, "kvstore": "dist_sync"})
+def test_micro_batches_train_as_one_batch_without_batch_norm(run: Run, tmp_path: Path) -> None:
+    check_micro_batches(run, [results(run)] if run.workers == 1 else workers(run, tmp_path))
+
+
+def check_micro_batches(run: Run, seen: Sequence[Arrays]) -> None:
+    alone: dict[str, Any] = {"devices": 1, "workers": 1, "cores_per_worker": None, "kvstore": Device()}
+    expected = results(dataclasses.replace(run, accumulate=1, batch_per_device=128, **alone))
+    for worker in seen:
+        weights = {name: array for name, array in worker.items() if np.ndim(array) > 1}
+        assert distance(weights, expected) < 1e-6
+        assert distance(weights, start(worker)) > 1e-5
+        # The bias begins at zero: it has no digits but those of its gradient.
+        assert distance(worker, expected) < 1e-5
 
 
 @on_each({"accumulate": 3}, one_process=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc import LARS, SGD, SSP, DistAsync, DistSync, Synthetic, frameworks
+from poc import LARS, SGD, SSP, DistAsync, DistSync, Horovod, Synthetic, frameworks
 from poc.config.kvstores import KVStore
 from poc.config.run import Run
 from poc.frameworks.mxnet import prepare
@@ -19,6 +19,7 @@ from poc.frameworks.session import LossScale
 from poc.host.hardware import detect
 from tests import fake_gpus
 from tests.builders import MACHINE
+from tests.conftest import needs_horovod
 from tests.framework_worker import (
     BOUNDS,
     PLAIN,
@@ -325,12 +326,16 @@ def test_no_worker_is_further_ahead_than_the_staleness_bound_and_all_agree_at_th
 
 
 @between_workers
-@pytest.mark.parametrize("kvstore", [DistSync(two_bit=1.0), DistSync(gradient_bits=16)], ids=str)
-def test_the_error_of_fewer_bits_is_bounded(kvstore: DistSync, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kvstore",
+    [DistSync(two_bit=1.0), DistSync(gradient_bits=16), pytest.param(Horovod(gradient_bits=16), marks=needs_horovod)],
+    ids=str,
+)
+def test_the_error_of_fewer_bits_is_bounded(kvstore: KVStore, tmp_path: Path) -> None:
     left, right = workers(run_of_two(kvstore), tmp_path, "sums")
     assert np.array_equal(left["received"], right["received"])
     error = np.abs(left["received"] - SUMS * (left["sent"] + right["sent"]))
-    if kvstore.two_bit:
+    if getattr(kvstore, "two_bit", None):
         # Each worker keeps less than the threshold for the next synchronisation.
         assert 0.5 < error.max() <= 2 * 1.0 + 1e-4
     else:

@@ -207,9 +207,10 @@ def test_all_workers_end_after_the_same_step_when_the_time_is_up(
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_in_an_evaluation_is_named(tmp_path: Path) -> None:
-    data = Synthetic(train=320, validation=40_000)
+    framework = "pytorch" if frameworks.versions("pytorch") else "reference"
+    data = dataclasses.replace(FRAMEWORKS[framework]["data"], validation=40_000)
     with struck("worker 1", KILLED, workers=2):
-        record = two_workers(tmp_path, "reference", data=data, window=1000, epochs=9, target_accuracy=0.9)
+        record = two_workers(tmp_path, framework, data=data, window=1000, epochs=9, target_accuracy=0.9)
     assert record.outcome == FAILED
     assert record.reason.startswith("worker 1: ")
     assert "signal 9" in record.reason

@@ -133,6 +133,7 @@ TWO = {"devices": 2}
 FOR_TWO: dict[str, tuple[dict[str, Any], str]] = {
     "plain": (TWO, "trained"),
     "accumulating": ({**TWO, **test_frameworks.ACCUMULATING}, "counted"),
+    "micro-batches": (test_frameworks.TWO_SHARES, "trained"),
     "none": ({**TWO, "kvstore": "none"}, "trained"),
     "replayed": ({**TWO, "accumulate": 2, "steps": 15}, "replayed"),
     "never replayed": ({**TWO, "accumulate": 2, "steps": 15}, "never_replayed"),
@@ -154,6 +155,7 @@ def test_two_workers_train_as_emulated_devices_or_each_for_itself_and_replay_and
     seen = dict(zip(FOR_TWO, interleaved([(of_two(name), task) for name, (_, task) in FOR_TWO.items()], tmp_path)))
     for name in ("plain", "accumulating", "none"):
         test_frameworks.check_devices(of_two(name), seen[name])
+    test_frameworks.check_micro_batches(of_two("micro-batches"), seen["micro-batches"])
     for replayed, eager in zip(seen["replayed"], seen["never replayed"]):
         assert replayed.pop("recorded") == 1
         for name, array in eager.items():
