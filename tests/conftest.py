@@ -1,7 +1,6 @@
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import gc
 import os
 import resource
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import poc  # noqa: F401  # before a test imports cv2, which then reads poc's limit on the size of images
-from poc.host import hardware
 from poc.values import UserError
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -27,8 +25,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["POC_THREADS"] = os.environ["OMP_NUM_THREADS"]
 # Set before poc.frameworks is imported: there is a framework for tests, too.
 os.environ["POC_FRAMEWORKS"] = str(Path(__file__).parent / "frameworks")
-# Timing the CPU takes half a second of a process: once is enough.
-hardware._product_seconds = functools.cache(hardware._product_seconds)
 settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("here")
 
@@ -57,6 +53,7 @@ def pytorch_planned(monkeypatch: pytest.MonkeyPatch) -> None:
 def simulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that makes this machine the one of that name, with or without the builds for it."""
     from poc import frameworks
+    from poc.host import hardware
     from tests import fake_gpus, test_host
 
     def simulated(name: str, installed: bool = True) -> hardware.Hardware:
