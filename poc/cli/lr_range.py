@@ -22,7 +22,7 @@ from poc.records.record import DONE, Record
 from poc.run.loop import EXPLODED
 from poc.run.progress import label, varied
 from poc.run.sweep import Sweep, run_sweep
-from poc.values import UserError, value, write_atomically
+from poc.values import UserError, invalid, value, write_atomically
 
 _WINDOWS = 100
 _MIN_STEPS = 100
@@ -46,6 +46,8 @@ class RangeTest:
 def lr_range(options: Options) -> int:
     """Do the range tests of a recipe; print the intervals and draw the curves. Return 1 if a test failed."""
     path, machine = recipe_path(options.recipe), hardware.detect()
+    if options.low >= options.high:
+        raise invalid("--low", options.low, f"use less than --high={options.high:g}")
     rate = Exponential(low=options.low, high=options.high)
     recipe = options.load_recipe(path)
     check_gpus([recipe], machine, "--set kind=cpu")
