@@ -225,7 +225,9 @@ def test_lost_nodes_are_named_and_replaced_and_without_another_their_run_fails_a
             wait_for_training(nodes.second(), driver, epoch=epoch)
             victims.append(nodes.second())
             if fault is not faults[-1]:
-                nodes.second(replace=True)  # the run does not wait long for one
+                added = nodes.second(replace=True)
+                # The run does not wait long for one, whose start takes long on a busy machine.
+                eventually(lambda added=added: added.processes("ray::Supervisor"), lambda: driver.poll() is not None)
             fault(victims[-1])
             hold_at(10 * epoch + 15)
         output, _ = driver.communicate(timeout=DEADLINE_SECONDS)
