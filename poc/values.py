@@ -51,7 +51,8 @@ def suggest(name: object, valid: Iterable[str]) -> str:
     # Too many to list: the most similar one, however little that is.
     cutoff = 0.5 if len(options) <= _MOST_LISTED else 0.0
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=cutoff)
-    close += [option for option in options if name and option.startswith(str(name))]  # batch: batch_per_device
+    # The start of a long name, such as "batch" of batch_per_device, is not similar to it.
+    close += [option for option in options if name and option.startswith(str(name))]
     return f"did you mean {close[0]!r}?" if close else "valid: " + ", ".join(options)
 
 

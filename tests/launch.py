@@ -154,6 +154,7 @@ def held(hold: Path, step: int = HELD_AT) -> Iterator[Callable[[int], object]]:
 def killed_at_40(recipe: Path, folder: Path, **variables: str) -> None:
     """Start a run of the reference framework, and kill it once the checkpoint after its step 40 is there."""
     hold = folder / "hold"
+    # Held before the checkpoint after the next epoch, which a busy machine might write in the time until the kill.
     with held(hold, 42), start(recipe, folder, environment={"POC_HOLD": str(hold), **variables}) as process:
         family(process.pid, 1)
         eventually(lambda: list(folder.glob("checkpoints/*/*-40.npz")), unless=lambda: process.poll() is not None)

@@ -173,7 +173,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run mine.py --trace 3 --cluster local", "--trace"),
         ("advise largest.py --results out", "batch_per_device='largest'"),
         ("lr-range mine.py --low 0", "--low"),
-        ("lr-range mine.py --low 20", "--low: 20.0 is not allowed; use less than --high=10"),
+        ("lr-range mine.py --low 20", "--low: 20"),
         ("lr-range mine.py --set kind=gpu", "mine.py: needs 1 GPU"),
         ("lr-range mine.py --set batch_per_device=largest", "batch_per_device"),
         ("", "required"),
