@@ -78,8 +78,7 @@ def gate(logarithms: Sequence[Any], slower: float, runs: int = 1) -> dict[str, A
     if n < repeats.MIN_REPEATS:
         return result
     difference, welch = second.mean(-1) - first.mean(-1), ttest_ind(second, first, axis=-1, equal_var=False)
-    interval = welch.confidence_interval(1 - 2 * (1 - repeats.CONFIDENCE) / runs)
-    low, high = np.where(np.isnan(interval), difference, interval)  # NaN: all repeats of each side are equal
+    low, high = welch.confidence_interval(1 - 2 * (1 - repeats.CONFIDENCE) / runs)
     is_slower = (high < 0) & (difference < limit)
     # The interval shrinks with the root of n, and has to leave out 0 or the limit.
     gap = np.where(difference < limit, -difference, np.maximum(difference - limit, 1e-3))
