@@ -537,6 +537,7 @@ def test_a_run_in_its_own_process_trains_and_evaluates(
 ZOO_MODELS = {
     "gluoncv:mobilenetv2_1.0": ("mobilenet_v2", 0.301),
     "torchvision:googlenet": ("googlenet", 1.498),
+    "torchvision:swin_t": ("swin_t", 4.491),
     "torchvision:vit_b_32": ("vit_b_32", 4.409),
     "timm:mobilenetv2_100": ("mobilenet_v2", 0.301),
 }
@@ -559,6 +560,8 @@ def test_models_of_zoos_have_the_published_cost_and_train_a_step(model: str) -> 
     assert item.run.cost is not None
     published, billions = ZOO_MODELS[model]
     assert item.run.cost.forward_multiply_adds / 1e9 == pytest.approx(billions, rel=0.01, abs=0.0006), published
+    if model == "torchvision:vit_b_32":
+        return  # a step would take 2.3 GiB of memory, 0.8 more than that of any other test: counted only
     session = frameworks.open_session(item.run)
     session.step(next(batches(item.run)), 0.001)
     assert np.isfinite(session.drain())
