@@ -62,8 +62,10 @@ class Host:
 
     def start_ray(self, label: str, head: str = "", **variables: str | None) -> subprocess.CompletedProcess[str]:
         """Make it a node of the cluster with its head at that address, by default the head of a new one."""
-        role = [f"--address={head}:{PORT}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        alone = ["--head", f"--port={PORT}", "--include-dashboard=false", "--no-monitor"]
+        role = [f"--address={head}:{PORT}"] if head else alone
         options = ["--disable-usage-stats", "--object-store-memory=80000000", f"--labels=infrastructure={label}"]
+        options += ["--include-log-monitor=false"]  # 40 MB a node; poc reads no logs of Ray's
         options += [f"--node-ip-address={self.address}", "--num-cpus=1"]
         command, environment = self.command(_RAY, "start", *role, *options), self.environment(**variables)
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
