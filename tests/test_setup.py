@@ -20,11 +20,12 @@ from tests.launch import HOME
 
 LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
-TOOLS = "bash cat chmod cp dirname env flock ln mkdir readlink rm sed sh sort stat tee"
+TOOLS = "bash cat dirname env ln mkdir readlink rm sed sh tee"
 EXTRAS = "uv torch-cpu mxnet-cu102 mxnet mxnet-cu112 torch-cu13 torch-cu12 horovod ray timm dev"
 MARK = "made-by-make_environment.sh"
 PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
+    *install.py*) exec {real} "$@" ;;
     --version) echo "Python {version}" ;;
     *"-m venv "*) mkdir -p "$4/bin" "$4/lib/python3/site-packages" && ln -s "$0" "$4/bin/python" ;;
     *"pip config list"*) echo "${{SETTINGS:-}}" ;;
@@ -71,7 +72,7 @@ class Checkout:
         script(self.tools / "uv", UV)
 
     def python(self, version: str, name: str = "python") -> Path:
-        return script(self.root.parent / version / name, PYTHON.format(version=version))
+        return script(self.root.parent / version / name, PYTHON.format(version=version, real=sys.executable))
 
     def start(
         self, name: str, *arguments: str, status: int = 0, **variables: str | Path
@@ -292,7 +293,8 @@ def test_pytorch_for_cpus_comes_from_the_index_of_the_user_or_pytorch_or_is_for_
 
 def test_settings_of_pip_are_passed_to_uv_and_without_uv_pip_installs(checkout: Checkout) -> None:
     settings = ":env:.find-links='/a /b'\nglobal.find-links='/c'\nglobal.index-url='http://i/?x=1'\nglobal.no-index='1'"
-    python, options = checkout.python("3.11.7"), " --find-links=/a,/b --index-url=http://i/?x=1 --no-index --quiet "
+    python = checkout.python("3.11.7")
+    options = " --find-links=/a --find-links=/b --index-url=http://i/?x=1 --no-index --quiet "
     checkout.start("make_environment.sh", PYTHON=python, SETTINGS=f"{settings}\nglobal.constraint='/d'")
     assert all(options in line for line in checkout.calls("uv pip install"))
     shutil.rmtree(checkout.venv)
