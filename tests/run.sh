@@ -23,6 +23,6 @@ done
 unset "${!PYTHON@}"
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
-.venv/bin/python -m mypy poc tools tests/frameworks/seam.py
+.venv/bin/python -m mypy poc tools requirements/install.py tests/frameworks/seam.py
 .venv/bin/lint-imports
-exec .venv/bin/python -m pytest -q -n 2 --dist worksteal "$@"
+exec .venv/bin/python -m pytest -q -n 3 --dist worksteal "$@"

@@ -180,8 +180,9 @@ def test_such_an_outcome_does_not_end_the_sweep_and_is_not_repeated(
 
 
 def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path / "mine.py", cases=[GREEDY, {}], epochs=1)
-    limit = 2**30
+    greedy = {"batch_per_device": 30_000, "data": Synthetic(train=30_000, validation=160)}
+    recipe = recipe_file(tmp_path / "mine.py", cases=[greedy, {}], epochs=1)
+    limit = 850 << 20
     settings = {"memory.limit_in_bytes": limit, "memory.max": limit, "memory.swap.max": 0}
     with memory_group(settings) as inside:
         finish(recipe, tmp_path, prefix=inside)

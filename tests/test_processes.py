@@ -101,7 +101,7 @@ def test_time_in_which_all_processes_were_frozen_is_no_stall(tmp_path: Path, mon
     assert processes.watch(frozen, {}, [], patience=60.0) is None
 
 
-@pytest.mark.parametrize("command", ["sleep 9999", "while true; do :; done"])
+@pytest.mark.parametrize("command", ["exec sleep 9999", "while true; do :; done"])
 def test_workers_that_wait_or_only_spin_are_stalled(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.02)
     with subprocess.Popen(["sh", "-c", command], text=True) as idle:
