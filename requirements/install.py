@@ -250,3 +250,5 @@ if __name__ == "__main__":
         main(sys.argv[1], sys.argv[2:])
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:  # a full disk, or one that cannot be written
+        stop(f"make_environment.sh: {error}")

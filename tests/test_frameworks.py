@@ -74,7 +74,7 @@ def on_each(*variants: dict[str, Any], one_process: bool = False, among: Sequenc
     return lambda test: pytest.mark.slow(pytest.mark.parametrize("run", cases.values())(test))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4)
 def results(run: Run) -> Arrays:
     """Return the result of training in this process; the same object for the same run."""
     return trained(frameworks.open_session(run), run)

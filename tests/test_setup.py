@@ -215,6 +215,13 @@ def test_a_folder_that_the_script_has_not_made_is_left_unchanged(checkout: Check
     assert (tree(checkout.root), (target / MARK).exists()) == (before, True)
 
 
+def test_a_file_that_cannot_be_written_is_one_line(checkout: Checkout) -> None:
+    checkout.start("make_environment.sh", PYTHON=checkout.python("3.11.7"))
+    (checkout.venv / "bin/poc").unlink()
+    (checkout.venv / "bin/poc").mkdir()
+    assert f"{checkout.venv}/bin/poc" in only_line(checkout.start("make_environment.sh", status=2).stderr)
+
+
 @pytest.mark.parametrize("plan", ["results requirements/mxnet.txt", ".venv-x/../results requirements/mxnet.txt", ""])
 def test_other_output_is_no_folder_to_replace(checkout: Checkout, plan: str) -> None:
     checkout.start("make_environment.sh", PYTHON=checkout.python("3.11.7"))
