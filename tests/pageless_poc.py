@@ -14,7 +14,7 @@ def connect(*words: Any, **options: Any) -> None:
     _connect(*words, **options)
     from poc.cluster import scheduler  # imports Ray
 
-    scheduler._REPLACE_SECONDS = 15.0
+    scheduler._REPLACE_SECONDS = 30.0
 
 
 if __name__ == "__main__":

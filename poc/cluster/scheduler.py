@@ -29,7 +29,7 @@ from poc.run.workload import summary
 from poc.values import UserError, from_plain
 
 _SAME_EVERYWHERE = ("RAY_AUTH_MODE", "commit", "python", "numpy")
-_JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 60.0, 2.0, 30.0
+_JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 60.0, 2.0, 60.0
 
 
 def _key(planned: Planned) -> str:
@@ -212,7 +212,7 @@ class Cluster:
         return nodes
 
     def _replacement(self, node_type: str) -> Node | None:
-        """Wait for a free node of a type, half a minute at most."""
+        """Wait for a free node of a type, a minute at most."""
         with self._change:
             self._replacing.append(node_type)
             nodes = self._change.wait_for(lambda: self._reserve(node_type, 1), timeout=_REPLACE_SECONDS)
