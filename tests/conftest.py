@@ -29,7 +29,7 @@ settings.register_profile("here", deadline=None, suppress_health_check=list(Heal
 settings.load_profile("here")
 
 
-_kept = psutil.Process().memory_info().rss
+_kept = psutil.Process().memory_info().rss  # after memory was last given back: many tests leave a little each
 
 
 def give_memory_back() -> None:
@@ -72,8 +72,10 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the long tests, so that none of them is left alone at the end."""
+    """Start with what takes much memory, while test processes are small, then with the long tests, so that none of
+    these is left alone at the end."""
     items.sort(key=lambda item: not {"slow", "faults"} & {mark.name for mark in item.iter_markers()})
+    items.sort(key=lambda item: item.get_closest_marker("large") is None)
 
 
 def pytest_collection_finish() -> None:

@@ -65,7 +65,7 @@ class Host:
         alone = ["--head", f"--port={PORT}", "--include-dashboard=false", "--no-monitor"]
         role = [f"--address={head}:{PORT}"] if head else alone
         options = ["--disable-usage-stats", "--object-store-memory=80000000", f"--labels=infrastructure={label}"]
-        options += ["--include-log-monitor=false"]  # 40 MB a node; poc reads no logs of Ray's
+        options += ["--include-log-monitor=false"]  # 40 MB a node; no test reads what it forwards
         options += [f"--node-ip-address={self.address}", "--num-cpus=1"]
         command, environment = self.command(_RAY, "start", *role, *options), self.environment(**variables)
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)

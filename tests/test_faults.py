@@ -179,7 +179,9 @@ def test_such_an_outcome_does_not_end_the_sweep_and_is_not_repeated(
     assert run_here(recipe, tmp_path).count("already in the journal") == 3
 
 
+@pytest.mark.large
 def test_a_run_that_the_kernel_kills_for_memory_is_out_of_memory(tmp_path: Path) -> None:
+    # Its plan is within the limit, its first step is not.
     greedy = {"batch_per_device": 30_000, "data": Synthetic(train=30_000, validation=160)}
     recipe = recipe_file(tmp_path / "mine.py", cases=[greedy, {}], epochs=1)
     limit = 850 << 20
