@@ -36,13 +36,13 @@ def stop(text: str) -> NoReturn:
     sys.exit(2)
 
 
-def keep(path: Path, text: str) -> None:
+def write_if_changed(path: Path, text: str) -> None:
     """Write a file, unless it has this text already."""
     if not path.is_file() or path.read_text() != text:
         path.write_text(text)
 
 
-def printed(*command: str | Path) -> str:
+def output_of(*command: str | Path) -> str:
     """Return what a command prints; nothing if it does not start or fails."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -75,14 +75,14 @@ class Installer:
 
     def __init__(self, python: str, offline: bool) -> None:
         self.python, self.offline = python, offline
-        self._version = printed(python, "--version")
+        self._version = output_of(python, "--version")
         self._lacking = ""
 
     def make(self, environment: Path) -> None:
         """Make an environment with the packages that every framework needs. An outdated one is replaced."""
         mark = environment / MARK
         is_borrowed = (mark / "borrowed").exists()
-        if printed(environment / "bin/python", "--version") == self._version:
+        if output_of(environment / "bin/python", "--version") == self._version:
             if is_installed(environment, "common.txt") or (self.offline and is_borrowed):
                 return
             # Without a network borrowed packages stay, if none is missing.
@@ -109,7 +109,9 @@ class Installer:
     def link(self, environment: Path) -> None:
         """Let an environment import the packages of the interpreter, after its own."""
         script = 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\\n")'
-        keep(site_packages(environment) / "installed.pth", printed(self.python, "-I", "-c", script) + "\n")
+        write_if_changed(
+            site_packages(environment) / "installed.pth", output_of(self.python, "-I", "-c", script) + "\n"
+        )
 
     def _borrow(self, environment: Path) -> bool:
         """Use the packages of the interpreter in place of those of common.txt, unless it lacks some."""
@@ -133,7 +135,7 @@ class Installer:
         say(f"Installing requirements/{name} in {environment}.")
         # One that was cut off (a full disk, a kill) may have left half a package, which counts as installed.
         begun = environment / MARK / f".{name}"
-        again = begun.exists()
+        reinstall = begun.exists()
         begun.touch()
         if name.startswith("mxnet"):
             for copy in (environment / MARK).glob("mxnet*"):
@@ -141,13 +143,13 @@ class Installer:
             uninstall = (environment / "bin/python", "-I", "-m", "pip", "uninstall", "--quiet", "--yes")
             succeeds(*uninstall, *MXNET_BUILDS, quiet=True)
         if name != "torch-cpu.txt":
-            done = install(environment, name, again)
+            done = install(environment, name, reinstall)
         else:
-            done = install(environment, name, again, quiet=True)
-            done = done or install(environment, name, again=True, quiet=True, UV_TORCH_BACKEND="cpu")
+            done = install(environment, name, reinstall, quiet=True)
+            done = done or install(environment, name, reinstall=True, quiet=True, UV_TORCH_BACKEND="cpu")
             if not done:
                 say("No CPU build of PyTorch found: installing the CUDA build, 5 GB.")
-                done = install(environment, "torch-cu13.txt", again=True)
+                done = install(environment, "torch-cu13.txt", reinstall=True)
         if not done:
             if name == "common.txt" and self._borrow(environment):
                 return self._go_offline()
@@ -182,14 +184,14 @@ def uv() -> str | None:
 def settings_of_pip(python: Path) -> list[str]:
     """Return pip's settings as options of uv, which does not read them; one in a variable comes before a file's."""
     found: dict[str, str] = {}
-    for line in printed(python, "-I", "-m", "pip", "config", "list").splitlines():
+    for line in output_of(python, "-I", "-m", "pip", "config", "list").splitlines():
         name, _, text = line.partition("=")
         found.setdefault(name.rpartition(".")[2], ast.literal_eval(text))
     options = [f"--{name}={word}" for name in SETTINGS for word in found.get(name, "").split()]
     return [*options, *["--no-index"] * ("no-index" in found)]
 
 
-def install(environment: Path, name: str, again: bool = False, quiet: bool = False, **variables: str) -> bool:
+def install(environment: Path, name: str, reinstall: bool = False, quiet: bool = False, **variables: str) -> bool:
     """Install a list with uv, or with pip if there is no uv or it fails; return whether that succeeds."""
     python = environment / "bin/python"
     variables |= {"PYTHONPATH": str(LISTS / "horovod_build"), "UV_INDEX_STRATEGY": "unsafe-best-match"}
@@ -200,11 +202,11 @@ def install(environment: Path, name: str, again: bool = False, quiet: bool = Fal
     options = ["--quiet", "--no-deps", "--require-hashes", "--no-build-isolation", "-r", str(LISTS / name)]
     if program := uv():
         command = [program, "pip", "install", "--python", str(python), *settings_of_pip(python)]
-        if succeeds(*command, *["--force-reinstall"] * again, *options, quiet=True, **variables):
+        if succeeds(*command, *["--force-reinstall"] * reinstall, *options, quiet=True, **variables):
             return True
-        again = True
+        reinstall = True
     command = [str(python), "-I", "-m", "pip", "install", "--no-user", "--target=", "--disable-pip-version-check"]
-    return succeeds(*command, *["--force-reinstall"] * again, *options, quiet=quiet, **variables)
+    return succeeds(*command, *["--force-reinstall"] * reinstall, *options, quiet=quiet, **variables)
 
 
 def main(python: str, options: list[str]) -> None:
@@ -216,11 +218,11 @@ def main(python: str, options: list[str]) -> None:
     only_one_at_a_time()
     installer = Installer(python, "--installed" in options)
     installer.make(COMMON)
-    keep(site_packages(COMMON) / "poc.pth", f"{HERE}\n")  # for processes of Ray
+    write_if_changed(site_packages(COMMON) / "poc.pth", f"{HERE}\n")  # for processes of Ray
     start = [f"{COMMON}/bin/python", "-I", f"{HERE}/poc/host/isolated.py", "poc"]
-    keep(COMMON / "bin/poc", f'#!/usr/bin/env bash\nunset "${{!PYTHON@}}"\nexec {shlex.join(start)} "$@"\n')
+    write_if_changed(COMMON / "bin/poc", f'#!/usr/bin/env bash\nunset "${{!PYTHON@}}"\nexec {shlex.join(start)} "$@"\n')
     (COMMON / "bin/poc").chmod(0o755)
-    keep(COMMON / MARK / "python", f"{shutil.which(python)}\n")  # its packages may be used
+    write_if_changed(COMMON / MARK / "python", f"{shutil.which(python)}\n")  # its packages may be used
     planned = subprocess.run([*start, "environment", *options], stdout=subprocess.PIPE, text=True)
     if planned.returncode:
         sys.exit(planned.returncode if planned.returncode > 0 else 130)

@@ -76,7 +76,7 @@ def on_each(*variants: dict[str, Any], one_process: bool = False, among: Sequenc
 
 @functools.lru_cache(maxsize=4)
 def results(run: Run) -> Arrays:
-    """Return the result of training in this process; the same object for the same run."""
+    """Return the result of training in this process; those of the last four runs are kept."""
     return trained(frameworks.open_session(run), run)
 
 

@@ -561,7 +561,7 @@ def test_models_of_zoos_have_the_published_cost_and_train_a_step(model: str) -> 
     published, billions = ZOO_MODELS[model]
     assert item.run.cost.forward_multiply_adds / 1e9 == pytest.approx(billions, rel=0.01, abs=0.0006), published
     if model == "torchvision:vit_b_32":
-        return  # a step would take 2.3 GiB of memory, 0.8 more than that of any other test: counted only
+        return  # its step would take 2.3 GiB of memory, more than any other test, so it is counted only
     session = frameworks.open_session(item.run)
     session.step(next(batches(item.run)), 0.001)
     assert np.isfinite(session.drain())

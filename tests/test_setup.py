@@ -3,6 +3,7 @@
 Shell scripts replace Python and uv, which would install packages for minutes. They record every call.
 """
 
+import fcntl
 import importlib.metadata
 import os
 import re
@@ -220,6 +221,22 @@ def test_a_file_that_cannot_be_written_is_one_line(checkout: Checkout) -> None:
     (checkout.venv / "bin/poc").unlink()
     (checkout.venv / "bin/poc").mkdir()
     assert f"{checkout.venv}/bin/poc" in only_line(checkout.start("make_environment.sh", status=2).stderr)
+
+
+def test_a_second_start_waits_for_the_first(checkout: Checkout) -> None:
+    folder = os.open(checkout.root, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    environment = {"PATH": str(checkout.tools), "CALLS": str(checkout.calls_file), "HOME": str(checkout.elsewhere)}
+    environment["PYTHON"] = str(checkout.python("3.11.7"))
+    command = [str(checkout.root / "make_environment.sh")]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as second:
+        assert second.stderr is not None
+        assert second.stderr.readline()
+        assert not checkout.venv.exists()
+        os.close(folder)
+        second.communicate()
+    assert second.returncode == 0
+    assert checkout.venv.exists()
 
 
 @pytest.mark.parametrize("plan", ["results requirements/mxnet.txt", ".venv-x/../results requirements/mxnet.txt", ""])
