@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from poc import frameworks, search
-from poc.config import AUTO, NODE, Device, Folder, ImageNet, Recipe, Records, Search, Setting, Training, networks
+from poc.config import AUTO, NODE, Device, Folder, Recipe, Records, Search, Setting, Training, networks
 from poc.config.datasets import with_validation_split
 from poc.config.rates import steps_per_epoch
 from poc.config.run import Run
@@ -313,7 +313,7 @@ def training_seconds(run: Run, hardware: Hardware) -> float:
             efficiency *= _TENSOR_CORES if is_small else _TENSOR_CORES_LARGE
         speed = replicas * efficiency * (min(peaks, default=0.0) or _GPU_FLOPS)  # the slowest sets the pace
     seconds = (3 * trained + evaluated) * forward / speed
-    if isinstance(run.data, (Folder, ImageNet, Records)):
+    if isinstance(run.data, (Folder, Records)):
         decoding = (trained + evaluated) / (_PHOTOS_PER_CORE_SECOND * hardware.cores * hardware.hosts)
         seconds = seconds + decoding if run.kind == "cpu" else max(seconds, decoding)
     return seconds

@@ -95,12 +95,12 @@ def finish(recipe: Path, folder: Path, *, status: int = 0, **options: Any) -> st
     return output
 
 
-def run_here(recipe: Path, folder: Path, *options: str, **variables: str) -> str:
+def run_here(recipe: Path, folder: Path, *options: str) -> str:
     """Do in this process what `finish` does, without pages, and fail as it does; workers are processes as always.
 
-    `options` are those of `poc run`, `variables` of the environment. Return what the command, but no worker, says.
+    `options` are those of `poc run`. Return what the command, but no worker, says.
     """
-    environment = mock.patch.dict(os.environ, {"POC_CACHE": f"{_FOLDER}/cache", **variables})
+    environment = mock.patch.dict(os.environ, POC_CACHE=f"{_FOLDER}/cache")
     pageless = mock.patch("poc.cli.run.write_report")
     with environment, pageless, contextlib.redirect_stderr(io.StringIO()) as said:
         status = main([*_arguments(recipe, folder), *options])
@@ -151,11 +151,11 @@ def held(hold: Path, step: int = HELD_AT) -> Iterator[Callable[[int], object]]:
         hold.unlink(missing_ok=True)
 
 
-def killed_at_40(recipe: Path, folder: Path, **variables: str) -> None:
+def killed_at_40(recipe: Path, folder: Path) -> None:
     """Start a run of the reference framework, and kill it once the checkpoint after its step 40 is there."""
     hold = folder / "hold"
     # Held before the checkpoint after the next epoch, which a busy machine might write in the time until the kill.
-    with held(hold, 42), start(recipe, folder, environment={"POC_HOLD": str(hold), **variables}) as process:
+    with held(hold, 42), start(recipe, folder, environment={"POC_HOLD": str(hold)}) as process:
         family(process.pid, 1)
         eventually(lambda: list(folder.glob("checkpoints/*/*-40.npz")), unless=lambda: process.poll() is not None)
         process.kill()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import poc.cli.options as cli
-from poc import CIFAR10, ImageNet, Synthetic
+from poc import CIFAR10, Synthetic
 from poc.cli import main
 from poc.config.run import Run
 from poc.data import sources
@@ -152,8 +152,6 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --patience 1e999", "--patience"),
         ("run quick --hours many", "--hours"),
         ("run quick --data nowhere", "--data: "),
-        ("run imagenet.py", "--data"),
-        ("run imagenet.py --data empty", "imagenet_train.rec is missing"),
         ("advise images.py --data empty --results out", "CIFAR-10"),
         ("run quick --only zzz", "'zzz'"),
         ("run quick --dollars 3 --machine mine", "--dollars"),
@@ -184,8 +182,6 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
 ) -> None:
     recipe_file(folder / "mine.py")
     recipe_file(folder / "largest.py", kind="gpu", batch_per_device="largest")
-    images = ImageNet(crop=32, resize=40, train=2, validation=1)
-    recipe_file(folder / "imagenet.py", data=images, batch_per_device=1)
     recipe_file(folder / "images.py", data=CIFAR10(crop=32))
     (folder / "empty").mkdir()
     (folder / "mine.csv").write_text("model,samples_per_second\nvgg16,fast\n")

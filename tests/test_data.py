@@ -317,6 +317,23 @@ def test_an_image_that_would_fill_the_memory_is_refused_and_a_large_photo_is_not
     assert recordio.decode(small, "a.rec").shape == (8_000, 8_000, 3)
 
 
+@pytest.mark.parametrize("options", [[], [cv2.IMWRITE_JPEG_PROGRESSIVE, 1], [cv2.IMWRITE_JPEG_RST_INTERVAL, 4]])
+def test_a_truncated_jpeg_is_refused_whatever_its_header_and_end(options: list[int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)
+    jpeg = cv2.imencode(".jpg", pixels, options)[1].tobytes()
+    thumbnail = b"\xff\xe1" + (len(jpeg) + 2).to_bytes(2, "big") + jpeg  # has a scan and an end of its own
+    for whole in (jpeg, jpeg[:2] + thumbnail + jpeg[2:], jpeg + b"\xff\xda and a film"):
+        assert recordio.decode(whole, "x").shape == (48, 48, 3)
+    png = cv2.imencode(".png", pixels)[1].tobytes()
+    recordio.check_end(png, "x")
+    with pytest.raises(UserError, match="x is a truncated PNG"):
+        recordio.check_end(png[:-12], "x")
+    for start in (b"", thumbnail):
+        for share in (0.5, 0.9, 0.999):
+            with pytest.raises(UserError, match="x is"):
+                recordio.decode(jpeg[:2] + start + jpeg[2 : int(share * len(jpeg))], "x")
+
+
 def test_a_record_without_the_labels_that_its_header_announces_is_refused() -> None:
     one, cut = (part(0, struct.pack("<IfQQ", *header)) for header in ((0, 3.0, 7, 0), (1, 0.0, 7, 0)))
     more = part(0, struct.pack("<IfQQ", 1, 0.0, 7, 0) + np.float32(5).tobytes())

@@ -27,7 +27,7 @@ from tests.builders import build, record_of
 from tests.test_recipe import CPU
 
 pytestmark = pytest.mark.faults
-KINDS = "CIFAR10 ImageNet Synthetic Linear SquareRoot Fixed Steps Muon AdamW SSP DistSync SGD"
+KINDS = "CIFAR10 Synthetic Linear SquareRoot Fixed Steps Muon AdamW SSP DistSync SGD"
 THOROUGH = settings(max_examples=200)
 FOLDER = Path(published.__file__).parent
 STUDIES = {study.name: (FOLDER / f"{study.name}.csv").read_bytes() for study in published.load()}

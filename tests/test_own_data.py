@@ -16,6 +16,7 @@ from poc.config.datasets import with_validation_split
 from poc.config.run import Run
 from poc.data import photos
 from poc.data.cifar import RELEASES
+from poc.data.randomness import MIRROR, uniform
 from poc.host import hardware
 from poc.plan import plan
 from poc.report.results import Results, Subject
@@ -52,11 +53,11 @@ def folder_in(path: Path) -> Folder:
     return FOLDER
 
 
-def records_in(path: Path) -> Records:
-    """Two RecordIO files of the same pictures."""
+def records_in(path: Path, labels_shift: int = 0) -> Records:
+    """Two RecordIO files of the same pictures, with the next labels if `labels_shift` is 1."""
     numbers = {"train": range(TRAIN), "val": range(TRAIN, TRAIN + VALIDATION)}
     for name, chosen in numbers.items():
-        content = [part(0, record(picture(label, n), label)) for n in chosen for label in range(3)]
+        content = [part(0, record(picture(label, n), (label + labels_shift) % 3)) for n in chosen for label in range(3)]
         (path / f"{name}.rec").write_bytes(b"".join(content))
     return RECORDS
 
@@ -173,6 +174,24 @@ def test_a_folder_has_the_images_of_its_files_by_sorted_names(tmp_path: Path) ->
     np.testing.assert_array_equal(train.files.read(index)[..., ::-1], picture(1, 14))
 
 
+def test_validation_shows_the_centre_of_a_photo_and_enlarges_a_small_one(tmp_path: Path) -> None:
+    spec = data.count(records_in(tmp_path), tmp_path)
+    first, second = data.validation_batches(load(spec, tmp_path), spec, batch=8)
+    assert (len(first), len(second)) == (8, 4)
+    expected = picture(0, 16)[2:18, 5:21], cv2.resize(picture(0, 17), (20, 20))[2:18, 2:18]
+    np.testing.assert_array_equal(first.images[[0, 3]], np.transpose(expected, (0, 3, 1, 2)))  # type: ignore[index]
+
+
+def test_whether_a_photo_is_flipped_is_drawn_for_each_epoch(tmp_path: Path) -> None:
+    train, whole = load(records_in(tmp_path), tmp_path).train, dataclasses.replace(RECORDS, scale=1.0)
+    flips = [bool(uniform(1, epoch, 3, MIRROR) < 0.5) for epoch in range(8)]
+    assert 0 < sum(flips) < 8
+    for epoch, is_flipped in enumerate(flips):
+        shown = train.augment(np.array([7, 3]), whole, seed=1, epoch=epoch)[0][1]
+        expected = picture(0, 1)[:, :: -1 if is_flipped else 1]
+        np.testing.assert_array_equal(shown, expected.transpose(2, 0, 1))
+
+
 def test_grey_arrays_have_three_equal_colours_and_the_crop_is_the_whole_image(tmp_path: Path) -> None:
     grey = PIXELS[:12, :, :, 0]
     np.savez(tmp_path / "a.npz", x_train=grey, y_train=np.arange(12) % 4, x_test=grey[:5], y_test=np.arange(5) % 4)
@@ -276,16 +295,21 @@ def _pixel(file: Path) -> None:
     cv2.imwrite(str(file), image)
 
 
+def _end(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-8] + bytes(8))
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
         (folder_in, lambda path: _pixel(path / "photos/train/dog/2.png")),
         (folder_in, lambda path: _pixel(path / "photos/val/dog/16.png")),
         (folder_in, _renamed),
-        (records_in, lambda path: (path / "val.rec").write_bytes((path / "val.rec").read_bytes()[:-8] + bytes(8))),
+        (records_in, lambda path: _end(path / "train.rec")),
+        (records_in, lambda path: _end(path / "val.rec")),
         (arrays_in, lambda path: arrays_in(path, y_test=np.zeros(12, int))),
     ],
-    ids=["pixel", "validation pixel", "class", "record", "label"],
+    ids=["pixel", "validation pixel", "class", "record", "validation record", "label"],
 )
 def test_any_change_makes_another_data_set_and_the_checksum_is_kept_in_the_cache(
     kind: Callable[[Path], Any], change: Callable[[Path], Any], tmp_path: Path
@@ -328,6 +352,8 @@ def arrays(**changes: Any) -> Callable[[Path], Arrays]:
         (folder_in, put("photos/val/dog/notes.txt"), "val/dog/notes.txt is not a JPEG or PNG"),
         (folder_in, put("photos/val/dog/x.png", b"x"), "val/dog/x.png is not an image"),
         (folder_in, put("photos/val/dog/x.jpg", b"\xff\xd8\xff\xdacut"), "x.jpg is a trunc"),
+        (records_in, put("train.rec"), "train.rec cannot be read"),
+        (records_in, lambda path: (path / "val.rec").unlink(), "val.rec is missing; check the path"),
         (records_in, put("val.rec", part(0, record(PIXELS[0], 3.0))), "val.rec, record 0 has the label 3, .* 0 to 2"),
         (arrays_in, lambda path: (path / "mine.npz").unlink(), "mine.npz cannot be read"),
         (arrays_in, put("mine.npz", b"junk"), "mine.npz is not a file of arrays"),
@@ -347,6 +373,14 @@ def test_a_mistake_is_one_line_before_anything_is_spent(
     spoil(tmp_path)
     with pytest.raises(UserError, match=f"^data: [^\n]*{problem}[^\n]*$"):
         data.identify([data.count(SPECS[kind], tmp_path)], source=None, cache=tmp_path / "cache")
+
+
+def test_a_damaged_photo_is_named_when_it_is_decoded(tmp_path: Path) -> None:
+    records_in(tmp_path)
+    (tmp_path / "train.rec").write_bytes(part(0, bytes(24) + b"junk"))
+    train = load(RECORDS, tmp_path).train
+    with pytest.raises(UserError, match=r"^data: [^\n]*train.rec, record 0 is not an image that can be decoded[^\n]*$"):
+        train.center_crop(np.array([0]), RECORDS)
 
 
 def test_hidden_folders_and_links_back_hold_no_images(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from poc import ImageNet, Synthetic, data, synthetic
+from poc import Synthetic, data, synthetic
 from poc.cli import main
 from poc.host import hardware
 from poc.records import journal, provenance, timing
@@ -25,7 +25,7 @@ from poc.run.launcher import _occupied, own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
 from poc.run.progress import label, result, varied
 from poc.run.worker import evaluation_batch
-from tests import fake_gpus, test_imagenet
+from tests import fake_gpus, test_own_data
 from tests.builders import (
     GLUON,
     MACHINE,
@@ -165,47 +165,45 @@ def test_a_fault_after_the_training_does_not_lose_it_and_final_ones_are_not_retr
             assert record.memory.device_peak_bytes == 1_000_000  # of the training
 
 
-IMAGES = ImageNet(crop=32, resize=40, train=60, validation=10)
-
-
-def two_data_sets(folder: Path) -> list[Path]:
-    """Two folders, with the same pictures under other labels."""
-    folders = [folder / name for name in ("first", "second")]
-    for shift, path in enumerate(folders):
-        path.mkdir()
-        test_imagenet.write(path, IMAGES, shift)
-    return folders
+IMAGES = dataclasses.replace(test_own_data.RECORDS, crop=32, resize=40)
 
 
 @slow
 def test_a_run_continues_only_on_its_own_images(tmp_path: Path) -> None:
-    first, second = two_data_sets(tmp_path)
-    recipe = recipe_file(tmp_path / "mine.py", data=IMAGES, batch_per_device=12, epochs=12)
-    killed_at_40(recipe, tmp_path, POC_DATA=str(first))
+    recipes, ids = [], []
+    for labels_shift, name in enumerate(("first", "second")):
+        folder = tmp_path / name
+        folder.mkdir()
+        test_own_data.records_in(folder, labels_shift)
+        recipes.append(recipe_file(folder / "mine.py", data=IMAGES, batch_per_device=12, epochs=12))
+        ids.append(test_own_data.load(IMAGES, folder).data_id)
+    first, second = recipes
+    killed_at_40(first, tmp_path)
     checkpoints = {path: path.read_bytes() for path in tmp_path.glob("checkpoints/*/*.npz")}
-    run_here(recipe, tmp_path, POC_DATA=str(second))
+    run_here(second, tmp_path)
     assert {path: path.read_bytes() for path in checkpoints} == checkpoints
-    for path, is_done in ((first, False), (second, True), (first, True)):
-        output = run_here(recipe, tmp_path, POC_DATA=str(path))
-        assert ("already in the journal" in output) == is_done
+    for recipe, is_done in ((first, False), (second, True), (first, True)):
+        assert ("already in the journal" in run_here(recipe, tmp_path)) == is_done
     of_second, of_first = records(tmp_path)
-    for record, path in ((of_first, first), (of_second, second)):
-        images = data.identify([IMAGES], source=path, cache=tmp_path)
-        assert (record.outcome, record.data_id) == (COMPLETED, images["imagenet"])
-    assert of_first.data_id != of_second.data_id
+    assert [record.outcome for record in (of_first, of_second)] == [COMPLETED] * 2
+    assert [of_first.data_id, of_second.data_id] == ids
+    assert of_first.run_id == of_second.run_id
+    assert ids[0] != ids[1]
     assert course(of_first) != course(of_second)
     assert ([noted.step for noted in of_first.resumed], of_second.resumed) == ([40], ())
 
 
 @slow
 def test_a_worker_with_other_images_than_planned_fails_the_run(tmp_path: Path) -> None:
-    first, second = two_data_sets(tmp_path)
-    planned, actual = (data.identify([IMAGES], source=path, cache=tmp_path) for path in (first, second))
-    run = run_of(data=IMAGES, batch_per_device=12, epochs=1)
-    record, _ = execute(run, place_in(tmp_path, source=second, images=planned))
+    test_own_data.records_in(tmp_path)
+    spec = data.count(IMAGES, tmp_path)
+    planned = data.identify([spec], source=None, cache=tmp_path)
+    test_own_data.records_in(tmp_path, labels_shift=1)
+    actual = data.identify([spec], source=None, cache=tmp_path)
+    record, _ = execute(run_of(data=spec, batch_per_device=12, epochs=1), place_in(tmp_path, images=planned))
     assert record.outcome == FAILED
     for images in (planned, actual):
-        assert str(images["imagenet"]) in record.reason
+        assert str(images[spec.key]) in record.reason
     assert "Traceback" not in record.reason
 
 

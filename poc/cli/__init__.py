@@ -98,7 +98,7 @@ def _groups() -> dict[str, _Parser]:
     add("--price", type=_positive, metavar="DOLLARS", help="per hour (default: in poc/published/prices.csv)")
 
     add = groups["data"].add_argument
-    add("--data", type=_path, metavar="DIR", help="CIFAR-10 or ImageNet records (default: $POC_DATA, cache, download)")
+    add("--data", type=_path, metavar="DIR", help="CIFAR-10 or CIFAR-100 (default: $POC_DATA, cache, download)")
 
     add, folder = groups["results"].add_argument, options.HOME / "results"
     add("--results", type=_path, default=folder, metavar="DIR", help="journals and pages (default: results/)")

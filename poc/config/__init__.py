@@ -1,6 +1,6 @@
 """Configuration: recipes that the user writes, and the runs that the plan makes of them."""
 
-from poc.config.datasets import CIFAR10, CIFAR100, DATA, Arrays, Data, Folder, ImageNet, Records, Synthetic, synthetic
+from poc.config.datasets import CIFAR10, CIFAR100, DATA, Arrays, Data, Folder, Records, Synthetic, synthetic
 from poc.config.kvstores import NCCL, SSP, Device, DistAsync, DistDeviceSync, DistSync, Horovod, Local, NoSync
 from poc.config.optimizers import LARS, OPTIMIZERS, SGD, AdamW, Muon, Nesterov, Optimizer, TorchOptimizer
 from poc.config.rates import Exponential, Fixed, Linear, Search, SquareRoot, Steps
@@ -10,7 +10,6 @@ from poc.config.recipe_file import load
 # What a recipe may name, and `poc` offers. No module of this folder: `poc.config` would be poc.config.recipe then.
 __all__ = [
     *("CIFAR10", "LARS", "NCCL", "SGD", "Device", "DistAsync", "DistDeviceSync", "DistSync", "Fixed", "Horovod"),
-    *("ImageNet", "Linear", "Local", "Muon", "Nesterov", "NoSync", "Recipe", "SquareRoot", "SSP", "Steps"),
+    *("Exponential", "Linear", "Local", "Muon", "Nesterov", "NoSync", "Recipe", "SquareRoot", "SSP", "Steps"),
     *("Synthetic", "synthetic", "AdamW", "TorchOptimizer", "CIFAR100", "Folder", "Records", "Arrays", "Search"),
-    "Exponential",
 ]

@@ -11,7 +11,6 @@ from typing_extensions import Self
 from poc.config.fields import by_name, configuration, field, labels, local_fields
 from poc.values import Count, CountOrZero, Flag, UserError, suggest
 
-_IMAGENET_TRAIN = 1_281_167
 HELD_OUT: Final = "held-out"
 """Validate on training images that are excluded from training."""
 
@@ -25,8 +24,8 @@ class DataId(NamedTuple):
     """Identity of a run's images. Repeats, comparisons and checkpoints need equal ones."""
 
     name: str
-    """Name in tables: "cifar10", "cifar10 (jpeg)" (lossy copies), "cifar100", "imagenet" or "synthetic"; of the user's
-    own images kind and start of the checksum, such as "folder-3fa9c1"."""
+    """Name in tables: "cifar10", "cifar10 (jpeg)" (lossy copies), "cifar100" or "synthetic"; of the user's own images
+    kind and start of the checksum, such as "folder-3fa9c1"."""
     checksum: str = ""
     """Checksum of images and labels; empty for synthetic images, which their recipe defines, and in old records."""
 
@@ -191,38 +190,9 @@ def synthetic(like: str, *, size: int | None = None, fixed: bool = True) -> Synt
         raise UserError(f"synthetic: {like!r} is not allowed; {suggest(like, sizes)}")
     size = sizes[like] if size is None else size
     # An epoch has as many images as ImageNet's; the input pipeline gets a thousand of them, again and again.
-    train = _IMAGENET_TRAIN if fixed else 1000
+    train = 1_281_167 if fixed else 1000
     shape: dict[str, Any] = {"classes": 1000, "train": train, "validation": 1000} if like == "imagenet" else {}
     return Synthetic(size=size, crop=size, fixed=fixed, **shape)
-
-
-@configuration
-class ImageNet(_Images):
-    """ImageNet (ILSVRC 2012) from the user's RecordIO files `imagenet_train.rec` and `imagenet_val.rec` (im2rec).
-
-    The shorter side of an image is scaled to `resize` pixels, then cropped at random and flipped with probability 1/2;
-    in validation the centre is cropped. Threads decode the images during the training.
-    """
-
-    name: Literal["imagenet"] = "imagenet"
-    crop: Count = field(default=224, label="crop {}")
-    resize: Count = field(default=256, label="resize {}")
-    """Pixels of the shorter side before the crop."""
-    mirror: Flag = field(default=True, label="without horizontal flip")
-    train: Count = field(default=_IMAGENET_TRAIN, label="{:,} images")
-    """Images in the training file, for those who have a part of it."""
-    validation: Count = field(default=50_000, label="{:,} for validation")
-    """Images in the validation file."""
-    validate_on: ValidateOn = _VALIDATE_ON
-
-    classes = 1000
-
-    def __post_init__(self) -> None:
-        self.check_crop(self.resize)
-
-    @property
-    def resized(self) -> int:
-        return self.resize
 
 
 @configuration
@@ -297,7 +267,7 @@ class Arrays(_Images):
 Own = (Folder, Records, Arrays)
 """Data sets of the user's own files, whose paths are relative to the recipe's folder and no part of a run's id. Their
 images are counted when the recipe is loaded (`poc.data.count`)."""
-_DataSets = Union[CIFAR10, CIFAR100, ImageNet, Folder, Records, Arrays, Synthetic]
+_DataSets = Union[CIFAR10, CIFAR100, Folder, Records, Arrays, Synthetic]
 DATA: dict[str, type[_DataSets]] = {kind.name: kind for kind in get_args(_DataSets)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import mmap
 import os
@@ -16,18 +15,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poc.config import ImageNet
 from poc.data import recordio
-from poc.data.images import CHECKSUM_DIGITS, Dataset, Indices, Labels, Pixels, Split
+from poc.data.images import Indices, Labels, Pixels, Split
 from poc.data.randomness import AREA, CROP_X, CROP_Y, MIRROR, RATIO, uniform
 from poc.host import hardware
 from poc.values import UserError
 
-IMAGENET = ("imagenet_train.rec", "imagenet_val.rec")
-SAMPLED_RECORDS = 64
-"""Records of each of ImageNet's files that its checksum covers, evenly spaced from the first to the last."""
 SUFFIXES = (".jpg", ".jpeg", ".png")
-_CENTRE = np.nextafter(0.5, 0)  # of an odd number of pixels, the smaller half is above and to the left
 _WIDEST = 4 / 3  # largest ratio of width to height, and of height to width, of a random resized crop
 _CHUNK = 1 << 20
 _TRIES = 10
@@ -37,13 +31,13 @@ Numbers = npt.NDArray[np.float64]
 class RecordFile:
     """Images of a RecordIO file; raises UserError if it is missing or damaged, or a label is not below `classes`."""
 
-    def __init__(self, path: Path, classes: int, hint: str = "check the path") -> None:
+    def __init__(self, path: Path, classes: int) -> None:
         self._path = path
         try:
             with path.open("rb") as file:
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
-            raise UserError(f"data: {path} is missing; {hint}") from None
+            raise UserError(f"data: {path} is missing; check the path") from None
         except (OSError, ValueError) as error:  # an empty file is a ValueError
             raise UserError(f"data: {path} cannot be read ({error}); make it again") from None
         self._records = list(recordio.records(self._content, path))
@@ -58,13 +52,6 @@ class RecordFile:
         """Return the pixels of an image, (height, width, 3), blue first; raises UserError."""
         _, encoded = recordio.image(self._content[self._records[index]], self._where(index))
         return recordio.decode(encoded, self._where(index))
-
-    def summary(self) -> bytes:
-        """Return the size of the file, where its records start, and some of them; all would take minutes to read."""
-        starts = np.array([record.start for record in self._records], "<i8")
-        sampled = np.linspace(0, len(self.labels) - 1, min(SAMPLED_RECORDS, len(self.labels))).astype(int)
-        size = len(self._content).to_bytes(8, "little")
-        return b"".join([size, starts.tobytes(), *(self._content[self._records[index]] for index in sampled)])
 
     def _where(self, index: int) -> str:
         return f"{self._path}, record {index}"
@@ -147,8 +134,6 @@ class Photos(Split):
     def augment(self, indices: Indices, spec: Any, *, seed: int, epoch: int) -> tuple[Pixels, Labels]:
         y, x, flip = uniform(seed, epoch, indices, [[CROP_Y], [CROP_X], [MIRROR]])
         flipped = (flip < 0.5) & spec.mirror
-        if isinstance(spec, ImageNet):
-            return self._show(indices, flipped, spec, lambda at, image: scaled_crop(image, spec, y[at], x[at]))
         drawn = uniform(seed, epoch, indices[:, None], [[[AREA]], [[RATIO]]], np.arange(_TRIES))
         areas, ratios = spec.scale + drawn[0] * (1 - spec.scale), _WIDEST ** (2 * drawn[1] - 1)
 
@@ -160,7 +145,7 @@ class Photos(Split):
 
     def center_crop(self, indices: Indices, spec: Any) -> tuple[Pixels, Labels]:
         unflipped = np.zeros(len(indices), bool)
-        return self._show(indices, unflipped, spec, lambda _, image: scaled_crop(image, spec, _CENTRE, _CENTRE))
+        return self._show(indices, unflipped, spec, lambda _, image: scaled_crop(image, spec))
 
     def _show(
         self, indices: Indices, flipped: npt.NDArray[np.bool_], spec: Any, cut: Callable[[int, Pixels], Pixels]
@@ -176,13 +161,13 @@ class Photos(Split):
         return images, self.labels[indices].astype(np.float32)
 
 
-def scaled_crop(image: Pixels, spec: Any, y: float, x: float) -> Pixels:
-    """Scale the shorter side of an image to `spec.resized`, and crop at the shares `y` and `x` of the room around."""
+def scaled_crop(image: Pixels, spec: Any) -> Pixels:
+    """Scale the shorter side of an image to `spec.resized`, and crop the centre."""
     height, width = image.shape[:2]
     factor = spec.resized / min(height, width)
     # Rounding must not make a side shorter than `resized`.
     resized = _scaled(image, (max(spec.resized, round(height * factor)), max(spec.resized, round(width * factor))))
-    top, left = (int(share * (side - spec.crop + 1)) for share, side in zip((y, x), resized.shape))
+    top, left = ((side - spec.crop) // 2 for side in resized.shape[:2])
     return resized[top : top + spec.crop, left : left + spec.crop]
 
 
@@ -198,7 +183,7 @@ def crop_box(height: int, width: int, areas: Numbers, ratios: Numbers, y: float,
     if len(possible):
         rows, columns = int(heights[possible[0]]), int(widths[possible[0]])
     else:
-        y = x = _CENTRE
+        y = x = np.nextafter(0.5, 0)  # of an odd number of pixels, the smaller half is above and to the left
         rows, columns = min(height, round(width * _WIDEST)), min(width, round(height * _WIDEST))
     top, left = int(y * (height - rows + 1)), int(x * (width - columns + 1))
     return slice(top, top + rows), slice(left, left + columns)
@@ -210,17 +195,3 @@ def _scaled(image: Pixels, size: tuple[int, int]) -> Pixels:
     shrinks = height * width < image.shape[0] * image.shape[1]
     interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, (width, height), interpolation=interpolation), np.uint8)
-
-
-def open_imagenet(spec: ImageNet, source: Path | None) -> Dataset:
-    """Return the images in folder `source`; raises UserError if files are missing or damaged."""
-    names = " and ".join(IMAGENET)
-    if source is None:
-        raise UserError(f"data: ImageNet cannot be downloaded; set --data to a folder with {names}")
-    train, validation = (RecordFile(source / name, spec.classes, f"use a folder with {names}") for name in IMAGENET)
-    for name, file, expected in zip(IMAGENET, (train, validation), (spec.train, spec.validation)):
-        if (count := len(file.labels)) != expected:
-            hint = "set train= and validation= of ImageNet(...), or download it again"
-            raise UserError(f"data: {source / name} has {count} images, the recipe expects {expected}; {hint}")
-    digest = hashlib.sha256(train.summary() + validation.summary()).hexdigest()[:CHECKSUM_DIGITS]
-    return Dataset(spec.name, Photos(train), Photos(validation), checksum=digest, source=source)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from poc.config import Arrays, Data, ImageNet, Synthetic
+from poc.config import Arrays, Data, Synthetic
 from poc.config.datasets import HELD_OUT, Cifar, DataId, Own
 from poc.config.fields import local_fields
 from poc.data import cifar, own, photos, synthetic
@@ -38,8 +38,6 @@ def load(
     dataset: Dataset | None
     if isinstance(spec, Synthetic):
         dataset = synthetic.make(spec)
-    elif isinstance(spec, ImageNet):
-        dataset = photos.open_imagenet(spec, source)
     elif isinstance(spec, Arrays):
         dataset = own.named(_decoded([Path(spec.path)], cache, spec.name, own.decode_arrays))
     elif not isinstance(spec, Cifar):
@@ -70,8 +68,6 @@ def identify(specs: Iterable[Data], *, source: Path | None, cache: Path) -> dict
 
 def find(spec: Data, *, source: Path | None, cache: Path) -> Path | None:
     """Return the folder or archive from which `spec` would be read; None if it is not on this machine."""
-    if isinstance(spec, ImageNet):
-        return source if source and all((source / name).is_file() for name in photos.IMAGENET) else None
     if isinstance(spec, Own):
         paths = [Path(path) for path in local_fields(spec).values()]
         return paths[0] if all(path.exists() for path in paths) else None

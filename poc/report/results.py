@@ -22,7 +22,7 @@ TARGET = 0.75  # accuracy whose time and cost are shown unless the user sets ano
 SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod", "local")
 """Kvstores of ordinary data-parallel training, the preferred first; "none" is only an upper bound."""
 _SERVERS = r", \d+ servers$"  # how many of them add up the gradients changes no sum
-_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet", "synthetic": "synthetic images"}
+_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic images"}
 _HEADLINE_COLUMNS = ["hardware", "kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
 _HEADLINE_COLUMNS += ["options", "environment"]
 
