@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import itertools
 import os
 import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _IMAGES = (b"\xff\xd8", b"\x89PNG")  # first bytes of JPEG and PNG files
 _NAME_DIGITS = 6
 _LONG_TO_READ = 1e9  # bytes
-_QUEUED_FILES = 10_000  # at once, since each needs some memory
 
 
 def count(spec: Any, folder: Path) -> Any:
@@ -133,7 +131,8 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path)
     Raises UserError for a file that cannot be read, or has none of these `starts`, and for a photo that is cut off.
     """
 
-    def digest(name: str, path: Path) -> bytes:
+    def digest(named_path: tuple[str, Path]) -> bytes:
+        name, path = named_path
         of_file, start = hashlib.sha256(), b""
         for content in chunks(path):
             start = start or content
@@ -152,11 +151,9 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path)
             return entry.read_text()
         if (size := sum(each for _, each, _ in states)) > _LONG_TO_READ:
             print(f"data: reading {len(files):,} files ({size / 1e9:,.0f} GB) for their checksum", file=sys.stderr)
-        with ThreadPoolExecutor(usable_threads(), "checksum") as pool:
-            entries = iter(files.items())
-            while some := [*itertools.islice(entries, _QUEUED_FILES)]:
-                for each in pool.map(digest, *zip(*some)):
-                    digests.update(each)
+        with ThreadPool(usable_threads()) as pool:
+            for each in pool.imap(digest, files.items(), chunksize=64):
+                digests.update(each)
     except OSError as error:
         raise UserError(f"data: {error.filename} cannot be read ({error.strerror})") from None
     checksum = digests.hexdigest()[:CHECKSUM_DIGITS]
