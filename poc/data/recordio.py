@@ -29,26 +29,25 @@ def records(content: bytes | mmap.mmap, where: object) -> Iterator[slice]:
 
 
 def image(record: bytes, where: object) -> tuple[float, bytes]:
-    """Return the label of a record, and its JPEG or PNG file; raises UserError, naming `where`, if it has none."""
+    """Return the label of a record, and its JPEG or PNG file; raises UserError, naming `where`, if it has no header."""
     content = _MAGIC.join(record[start:end] for _, start, end in _parts(record, where))
-    # IRHeader: how many more labels follow, the label, two identifiers.
-    if len(content) < _IMAGE_HEADER + 4:
-        raise UserError(f"data: {where} has no image after its header; download it again")
-    more, label = struct.unpack_from("<If", content)
-    if more:
-        (label,) = struct.unpack_from("<f", content, _IMAGE_HEADER)
-    return label, content[_IMAGE_HEADER + 4 * more :]
+    label, start = _header(content, 0, len(content), where)
+    return label, content[start:]
 
 
 def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
     """Return the label of a record without reading its image; raises UserError if it has none."""
-    header = record.start + _PART_HEADER
-    if record.stop >= header + _IMAGE_HEADER:
-        more, first = struct.unpack_from("<If", content, header)
-        if not more:
-            return float(first)
-        if record.stop >= header + _IMAGE_HEADER + 4:
-            return float(struct.unpack_from("<f", content, header + _IMAGE_HEADER)[0])
+    return _header(content, record.start + _PART_HEADER, record.stop, where)[0]
+
+
+def _header(content: bytes | mmap.mmap, start: int, end: int, where: object) -> tuple[float, int]:
+    """Return the label in the header at `start`, and where the image begins; raises UserError if the header is cut."""
+    labels = start + _IMAGE_HEADER
+    if labels <= end:
+        # IRHeader: how many labels follow it in place of its own, its own, two identifiers.
+        more, label = struct.unpack_from("<If", content, start)
+        if labels + 4 * more <= end:
+            return struct.unpack_from("<f", content, labels)[0] if more else label, labels + 4 * more
     raise UserError(f"data: {where} has no image header; make it again")
 
 
