@@ -179,7 +179,7 @@ def test_validation_shows_the_centre_of_a_photo_and_enlarges_a_small_one(tmp_pat
     first, second = data.validation_batches(load(spec, tmp_path), spec, batch=8)
     assert (len(first), len(second)) == (8, 4)
     expected = picture(0, 16)[2:18, 5:21], cv2.resize(picture(0, 17), (20, 20))[2:18, 2:18]
-    np.testing.assert_array_equal(first.images[[0, 3]], np.transpose(expected, (0, 3, 1, 2)))  # type: ignore[index]
+    np.testing.assert_array_equal(first.images[[0, 3]], np.transpose(expected, (0, 3, 1, 2)))
 
 
 def test_whether_a_photo_is_flipped_is_drawn_for_each_epoch(tmp_path: Path) -> None:
