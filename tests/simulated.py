@@ -356,9 +356,10 @@ def write_journal(name: str, content: str, results: Path) -> Path:
     """Write the journal of a machine on which the content was run; return its path."""
     chosen, trainer = CONTENTS[content], Trainer(name, CONTENTS[content].fate)
     with installed(trainer.machine) as versions:
-        plans = [
-            (title, plan(title, made, trainer.machine, quick=chosen.quick, named=chosen.named))
+        planned = [
+            item
             for title, made in chosen.recipes().items()
+            for item in plan(title, made, trainer.machine, quick=chosen.quick, named=chosen.named)
         ]
         common = {"python": "3.11.7", "numpy": "1.26.4", "system": "Linux"}
         software = {"environment": {}, "commit": "simulated"}
@@ -370,8 +371,8 @@ def write_journal(name: str, content: str, results: Path) -> Path:
             price_per_hour=MACHINES[name][4],
             software={each: {**software, "versions": {**common, **held}} for each, held in versions.items()},
         )
-        sweep = Sweep(plans, results, place, detail=chosen.detail)
+        sweep = Sweep(planned, results, place, detail=chosen.detail)
         with mock.patch.object(parent, "datetime", trainer.datetime):
-            for item in sweep.items:
+            for item in sweep.plan:
                 sweep.do(item, trainer)
     return sweep.path

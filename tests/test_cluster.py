@@ -23,6 +23,7 @@ from poc import CIFAR10, Recipe, Search, Synthetic, data
 from poc.config.datasets import DataId
 from poc.host.hardware import GPU
 from poc.host.processes import ended_early
+from poc.plan import Planned
 from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.record import COMPLETED, FAILED, Record
@@ -369,8 +370,8 @@ def test_runs_of_several_hosts_are_not_skipped_with_other_cores_on_one(tmp_path:
 def test_a_candidate_of_a_search_and_the_same_run_of_a_grid_are_never_trained_at_once(tmp_path: Path) -> None:
     search, active, overlaps = Search(low=0.1, high=0.4, points=3), set[str](), set[str]()
 
-    def do(sweep: Sweep, item: schedule.Item, launcher: Any = None) -> bool:
-        ids = {*schedule.ids(item.planned)}
+    def do(sweep: Sweep, planned: Planned, launcher: Any = None) -> bool:
+        ids = {*schedule.ids(planned)}
         overlaps.update(ids & active)
         active.update(ids)
         time.sleep(0.1)  # the other node is free
@@ -379,6 +380,6 @@ def test_a_candidate_of_a_search_and_the_same_run_of_a_grid_are_never_trained_at
 
     with mock.patch.object(Sweep, "do", do):
         (sweep,) = swept(tmp_path, [MACHINE, MACHINE], {"cases": [{"lr": search}, {"lr": search.rates}], "epochs": 1})
-    (searching,) = [item for item in sweep.items if item.planned.searched]
-    assert {item.planned.run.id for item in sweep.items} <= {*schedule.ids(searching.planned)}
+    (searching,) = [planned for planned in sweep.plan if planned.searched]
+    assert {planned.run.id for planned in sweep.plan} <= {*schedule.ids(searching)}
     assert not overlaps

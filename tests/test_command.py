@@ -72,7 +72,7 @@ def test_recipes_become_a_results_page_and_no_run_is_done_twice(
     assert main([*arguments, "--verbose"]) == 0
     progress = capfd.readouterr().err
     # The same run of another recipe shares its repeats.
-    assert len(re.findall(r"yours [12]/3 .*: already in the journal", progress)) == 2
+    assert len(re.findall(r"yours .*: already in the journal", progress)) == 2
     records = journal.read(journal.paths(folder / "out"))
     assert all(record.run_id in progress for record in records)
     assert [record.outcome for record in records] == ["completed", "skipped", "completed", "completed"]

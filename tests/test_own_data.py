@@ -213,8 +213,8 @@ def test_two_folders_of_the_same_size_are_two_runs(tmp_path: Path) -> None:
     assert len({item.run.id for item in planned}) == 1
     images = data.identify(both, source=None, cache=tmp_path / "cache")
     assert len(set(images.values())) == 2
-    sweep = Sweep([("test", planned)], tmp_path / "results", place_in(tmp_path, images=images))
-    assert len(sweep.pending(sweep.items)) == 2
+    sweep = Sweep(planned, tmp_path / "results", place_in(tmp_path, images=images))
+    assert len(sweep.pending(sweep.plan)) == 2
     assert totals(sweep.lines())["runs"] == 2
 
 

@@ -312,12 +312,12 @@ def test_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def sweep_in(folder: Path, **fields: Any) -> Sweep:
-    return Sweep([("mine", searched(**{**FIELDS, **fields}))], folder / "results", place_in(folder))
+    return Sweep(searched(**{**FIELDS, **fields}), folder / "results", place_in(folder))
 
 
 def test_the_test_set_is_read_for_the_chosen_rates_only(tmp_path: Path, test_reads: Counter[str]) -> None:
     sweep, training = sweep_in(tmp_path, lr=Search(low=0.0125, high=0.8)), Training(reads=test_reads)
-    assert sweep.do(sweep.items[0], training)
+    assert sweep.do(sweep.plan[0], training)
     tested = [run for run in training.runs if not run.search]
     assert [(run.global_batch, run.learning_rate) for run in tested] == [(128, 0.05), (512, 0.2), (512, 0.1)]
     assert test_reads["test"] == len(tested)
@@ -328,9 +328,9 @@ def test_the_test_set_is_read_for_the_chosen_rates_only(tmp_path: Path, test_rea
     assert candidates <= training.forgotten
     # The same command does nothing more.
     again = sweep_in(tmp_path, lr=Search(low=0.0125, high=0.8))
-    assert again.pending(again.items) == []
+    assert again.pending(again.plan) == []
     assert workload.totals(again.lines()) == {"runs": 1, "done": 1, "seconds": 0.0}
-    assert again.do(again.items[0], None)
+    assert again.do(again.plan[0], None)
 
 
 def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
@@ -338,7 +338,7 @@ def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
 ) -> None:
     whole = Training()
     sweep = sweep_in(tmp_path / "whole")
-    sweep.do(sweep.items[0], whole)
+    sweep.do(sweep.plan[0], whole)
     left = []
     training = Training()
     for _ in whole.runs:
@@ -353,7 +353,7 @@ def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
 
         training.fate = stop_after_one
         try:
-            cut.do(cut.items[0], training)
+            cut.do(cut.plan[0], training)
         except KeyboardInterrupt:
             training.runs.pop()
     assert [run.id for run in training.runs] == [run.id for run in whole.runs]
@@ -364,7 +364,7 @@ def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
 def test_a_search_of_other_rates_replaces_what_an_earlier_one_chose(tmp_path: Path, test_reads: Counter[str]) -> None:
     for high, chosen in ((0.025, 0.025), (0.8, 0.05)):
         sweep = sweep_in(tmp_path, batch_per_device=128, lr=Search(low=0.0125, high=high))
-        sweep.do(sweep.items[0], Training())
+        sweep.do(sweep.plan[0], Training())
         table = build(*journal.read([sweep.path]))
         assert [*table.lr[table.chosen & (table.accuracy_on == "test set")]] == [chosen]
 
@@ -381,9 +381,9 @@ def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
     for _ in range(3):
         training = Training(fate)
         sweep = sweep_in(tmp_path, batch_per_device=128)
-        assert sweep.do(sweep.items[0], training)
+        assert sweep.do(sweep.plan[0], training)
         tried = sum(run.search is not None and run.learning_rate in failing for run in training.runs)
-        left.append((tried, len(sweep.failed), len(sweep.pending(sweep.items))))
+        left.append((tried, len(sweep.failed), len(sweep.pending(sweep.plan))))
         time.sleep(1)  # records of a run that start in the same second are the same one
     assert left == [(1, 1, 1), (1, 0, 0), (0, 0, 0)]
     assert [record.run.learning_rate for record in journal.read([sweep.path]) if not record.run.search] == [0.2]
@@ -392,12 +392,12 @@ def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
     for outcomes in (4, 4):
         training = Training(fate)
         sweep = sweep_in(tmp_path / "all", batch_per_device=128)
-        sweep.do(sweep.items[0], training)
-        assert (len(training.runs), len(sweep.failed), len(sweep.pending(sweep.items))) == (outcomes, 4, 1)
+        sweep.do(sweep.plan[0], training)
+        assert (len(training.runs), len(sweep.failed), len(sweep.pending(sweep.plan))) == (outcomes, 4, 1)
     failing.clear()
     sweep = sweep_in(tmp_path / "all", batch_per_device=128)
-    sweep.do(sweep.items[0], Training(fate))
-    assert sweep.pending(sweep.items) == []
+    sweep.do(sweep.plan[0], Training(fate))
+    assert sweep.pending(sweep.plan) == []
 
 
 def test_nothing_is_chosen_while_failed_whole_trainings_are_to_be_tried_again(
@@ -410,16 +410,16 @@ def test_nothing_is_chosen_while_failed_whole_trainings_are_to_be_tried_again(
             )
         )
         sweep = sweep_in(tmp_path, batch_per_device=128, lr=Search(low=0.0125, high=0.8))
-        assert sweep.do(sweep.items[0], training)
+        assert sweep.do(sweep.plan[0], training)
         assert any(not run.search for run in training.runs) == is_tested
-        assert len(sweep.pending(sweep.items)) == (not is_tested)
+        assert len(sweep.pending(sweep.plan)) == (not is_tested)
 
 
 def test_checkpoints_go_also_if_every_whole_training_diverges(tmp_path: Path, test_reads: Counter[str]) -> None:
     training = Training(lambda run: (COMPLETED if run.pause_after else DIVERGED, "nan"))
     sweep = sweep_in(tmp_path, batch_per_device=128)
-    assert sweep.do(sweep.items[0], training)
-    assert sweep.pending(sweep.items) == []
+    assert sweep.do(sweep.plan[0], training)
+    assert sweep.pending(sweep.plan) == []
     assert len(training.forgotten) == 4
 
 
@@ -429,19 +429,19 @@ def test_a_repeated_rung_begins_with_the_first_step(tmp_path: Path, test_reads: 
         sweep.since = last_run.now() if is_repeated else ""
         sweep.use(sweep.context.images)
         sweep.estimator.fits = lambda planned, fits=fits: next(fits)  # type: ignore[method-assign,misc]
-        sweep.do(sweep.items[0], training)
+        sweep.do(sweep.plan[0], training)
         assert (len(training.runs), len(training.forgotten)) == (4, 4 * is_repeated)
         time.sleep(1)
 
 
 def test_a_failure_after_a_completed_repeat_changes_no_choice(tmp_path: Path, test_reads: Counter[str]) -> None:
     sweep = sweep_in(tmp_path, batch_per_device=128)
-    sweep.do(sweep.items[0], Training())
+    sweep.do(sweep.plan[0], Training())
     completed = journal.read([sweep.path])
     for record in completed:
         journal.append(sweep.path, dataclasses.replace(record, outcome=FAILED, reason="why", evaluations=()))
     sweep = sweep_in(tmp_path, batch_per_device=128)
-    assert sweep.pending(sweep.items) == []
+    assert sweep.pending(sweep.plan) == []
     before, after = (build(*each) for each in (completed, journal.read([sweep.path])))
     assert {*after.run_id[after.chosen]} == {*before.run_id[before.chosen]} != set()
 
@@ -451,11 +451,11 @@ def test_no_repeat_continues_from_a_checkpoint_of_a_search_that_is_over(
 ) -> None:
     grid = {"lr": [0.1, 0.2, 0.4, 0.8], "data": dataclasses.replace(CIFAR, validate_on="held-out")}
     planned = searched(**{**FIELDS, **grid, "batch_per_device": 128})
-    sweep = Sweep([("grid", planned)], tmp_path / "results", place_in(tmp_path))
-    for item in sweep.items:
+    sweep = Sweep(planned, tmp_path / "results", place_in(tmp_path))
+    for item in sweep.plan:
         sweep.do(item, Training())
     sweep, training = sweep_in(tmp_path, batch_per_device=128), Training()
-    sweep.do(sweep.items[0], training)
+    sweep.do(sweep.plan[0], training)
     candidates = {dataclasses.replace(run, pause_after=None).id for run in training.runs if run.search}
     assert len(candidates) == 4
     assert candidates <= training.forgotten
@@ -471,7 +471,7 @@ def test_the_checkpoint_of_a_recorded_run_goes_before_a_message_fails(
     sweep, training = sweep_in(tmp_path, lr=0.1, batch_per_device=128), Training()
     monkeypatch.setattr(sweep, "say", broken)
     with pytest.raises(BrokenPipeError):
-        sweep.do(sweep.items[0], training)
+        sweep.do(sweep.plan[0], training)
     assert training.forgotten == {training.runs[0].id}
 
 
@@ -479,19 +479,19 @@ def test_the_checkpoint_of_a_recorded_run_goes_before_a_message_fails(
 def test_a_candidate_that_was_cut_off_has_no_result(reason: str, tmp_path: Path, test_reads: Counter[str]) -> None:
     training = Training(lambda run: (FAILED, reason) if run.learning_rate == 0.2 else (COMPLETED, ""))
     sweep = sweep_in(tmp_path, batch_per_device=128)
-    sweep.do(sweep.items[0], training)
+    sweep.do(sweep.plan[0], training)
     assert {run.pause_after for run in training.runs} == {1}  # no rung was decided
     sweep, training = sweep_in(tmp_path, batch_per_device=128), Training()
-    sweep.do(sweep.items[0], training)
+    sweep.do(sweep.plan[0], training)
     assert (training.runs[0].learning_rate, training.runs[0].pause_after) == (0.2, 1)
-    assert sweep.pending(sweep.items) == []
+    assert sweep.pending(sweep.plan) == []
 
 
 def test_a_bound_ends_a_search_between_candidates(tmp_path: Path, test_reads: Counter[str]) -> None:
     sweep, training = sweep_in(tmp_path), Training()
     fits = iter([True, True, False])
     sweep.estimator.fits = lambda planned: next(fits)  # type: ignore[method-assign]
-    assert not sweep.do(sweep.items[0], training)
+    assert not sweep.do(sweep.plan[0], training)
     assert len(training.runs) == 2
 
 

@@ -21,7 +21,7 @@ from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record, WorkerResult
 from poc.run import checkpoint, schedule, workload
 from poc.run.launcher import HostResult
-from poc.run.schedule import DoneRepeats, Item, RuntimeEstimator
+from poc.run.schedule import DoneRepeats, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, add, place_in, record_of, run_of
@@ -32,12 +32,15 @@ def planned(seconds: float, **fields: Any) -> Planned:
     return Planned(run=run_of(**fields), seconds=seconds)
 
 
-def test_items_are_ordered_by_priority_then_searches_then_duration_class_then_as_written() -> None:
+def of_recipe(name: str, planned: Planned) -> Planned:
+    return dataclasses.replace(planned, run=dataclasses.replace(planned.run, recipe=name))
+
+
+def test_runs_are_ordered_by_priority_then_searches_then_duration_class_then_as_written() -> None:
     rows = [("a", 5, 60.0), ("b", 5, 7200.0), ("c", 5, 30.0), ("d", 1, 7200.0), ("e", 1, 90.0), ("f", 5, 600.0)]
-    items = [Item(name, name, dataclasses.replace(planned(seconds), priority=n)) for name, n, seconds in rows]
-    searching = dataclasses.replace(planned(9000.0), priority=5, searched=((run_of(),),))
-    items.append(Item("g", "g", searching))
-    assert "".join(item.recipe for item in schedule.in_order(items)) == "edgacfb"
+    runs = [dataclasses.replace(of_recipe(name, planned(seconds)), priority=n) for name, n, seconds in rows]
+    runs.append(dataclasses.replace(of_recipe("g", planned(9000.0)), searched=((run_of(),),)))
+    assert "".join(each.run.recipe for each in schedule.in_order(runs)) == "edgacfb"
 
 
 def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
@@ -93,12 +96,12 @@ def test_a_longer_run_than_fits_is_begun_last_if_there_is_time_for_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, begun: list[float]
 ) -> None:
     runs = [planned(9000.0, lr=0.1), planned(9000.0, lr=0.2), planned(1.0, lr=0.02)]
-    sweep = sweep_of(tmp_path, ("r", runs), until=time.monotonic() + seconds)
+    sweep = sweep_of(tmp_path, *runs, until=time.monotonic() + seconds)
     rates = list[float]()
 
-    def do(item: Item) -> bool:
-        fits = sweep.estimator.fits(item.planned)
-        rates.extend([item.planned.run.learning_rate] * fits)
+    def do(planned: Planned) -> bool:
+        fits = sweep.estimator.fits(planned)
+        rates.extend([planned.run.learning_rate] * fits)
         return fits
 
     monkeypatch.setattr(sweep, "do", do)
@@ -111,8 +114,8 @@ def test_a_bound_is_the_first_of_hours_and_dollars() -> None:
     assert schedule.bound(10.0, 2.0, 1.5, 3.0) == 1810.0
 
 
-def sweep_of(folder: Path, *plans: tuple[str, list[Planned]], **fields: Any) -> Sweep:
-    return Sweep(plans, folder, place_in(folder, **fields))
+def sweep_of(folder: Path, *planned: Planned, **fields: Any) -> Sweep:
+    return Sweep(planned, folder, place_in(folder, **fields))
 
 
 def recorded(folder: Path, record: Record, machine: Hardware = MACHINE) -> None:
@@ -124,8 +127,8 @@ def test_a_plan_is_summed_up_by_recipe_and_a_run_of_two_counts_once(tmp_path: Pa
     skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
     recorded(tmp_path, dataclasses.replace(record_of(outcome=DIVERGED, infrastructure="here"), run=one.run))
     # What another recipe runs is not skipped.
-    plans = [("a", [one, two]), ("b", [two, skipped]), ("c", [dataclasses.replace(two, skip="why not")])]
-    lines = sweep_of(tmp_path, *plans).lines()
+    plans = {"a": [one, two], "b": [two, skipped], "c": [dataclasses.replace(two, skip="why not")]}
+    lines = sweep_of(tmp_path, *(of_recipe(name, each) for name, runs in plans.items() for each in runs)).lines()
     assert workload.skipped(lines) == {"why": 1}
     assert workload.totals(lines) == {"runs": 2, "done": 1, "seconds": 3600.0}
     text = workload.summary(lines, 7.2)
@@ -142,7 +145,7 @@ def test_reasons_that_differ_only_in_numbers_are_counted_as_one(tmp_path: Path) 
     ]
     runs = [planned(1.0, lr=0.01 * number) for number in range(1, 9)]
     items = [dataclasses.replace(item, skip=reason) for item, reason in zip(runs, reasons)]
-    assert workload.skipped(sweep_of(tmp_path, ("r", items)).lines()) == {
+    assert workload.skipped(sweep_of(tmp_path, *items).lines()) == {
         "needs 2 to 8 GPUs, this machine has none": 4,
         "needs about 9 to 30.5 GiB of memory, this machine has 24: take less": 2,
         "model resnet20_v2 is not MXNet 1.9.1's": 1,
@@ -181,13 +184,13 @@ def test_where_others_used_the_memory_a_smaller_batch_is_done_and_the_larger_one
 
     launcher = mock.Mock(**{"steps.return_value": set(), "attempt.side_effect": attempt})
     repeats = [Planned(run=LARGEST[0], smaller=(LARGEST[1],), repeat=number) for number in (1, 2)]
-    sweep = sweep_of(tmp_path, ("r", repeats))
-    for item in sweep.items:
+    sweep = sweep_of(tmp_path, *repeats)
+    for item in sweep.plan:
         assert sweep.do(item, launcher)
     failed, *_ = journal.read([sweep.path])
     assert (failed.outcome, failed.reason) == (FAILED, "out of memory while others used 60 GiB of GPU 0")
     assert [call.args[0] for call in launcher.attempt.call_args_list] == [LARGEST[0], *LARGEST[1:2] * 2]
-    assert (len(sweep.failed), len(sweep.pending(sweep.items))) == (1, 2)
+    assert (len(sweep.failed), len(sweep.pending(sweep.plan))) == (1, 2)
 
 
 REAL = {"dataset": "cifar10 (jpeg)", "data_checksum": "0123456789abcdef"}
@@ -214,11 +217,11 @@ def test_a_record_counts_on_its_own_images(
 ) -> None:
     record = record_of(**fields, infrastructure="here")
     recorded(tmp_path, record)
-    sweep = sweep_of(tmp_path, ("r", [Planned(run=record.run)]), images=images)
-    assert bool(sweep.pending(sweep.items)) != counts
+    sweep = sweep_of(tmp_path, Planned(run=record.run), images=images)
+    assert bool(sweep.pending(sweep.plan)) != counts
     sweep.use({})
     sweep.use(images)
-    assert bool(sweep.pending(sweep.items)) != counts
+    assert bool(sweep.pending(sweep.plan)) != counts
 
 
 def test_a_burst_that_was_resumed_without_time_for_a_window_is_repeated(tmp_path: Path) -> None:
@@ -226,8 +229,8 @@ def test_a_burst_that_was_resumed_without_time_for_a_window_is_repeated(tmp_path
     for evaluate, again in ((False, True), (True, False)):
         burst = record_of(infrastructure="here", **REAL, run={"evaluate": evaluate}, resumed=resumed)
         recorded(tmp_path / str(evaluate), burst)
-        sweep = sweep_of(tmp_path / str(evaluate), ("r", [Planned(run=burst.run)]), images=SAME)
-        assert bool(sweep.pending(sweep.items)) == again
+        sweep = sweep_of(tmp_path / str(evaluate), Planned(run=burst.run), images=SAME)
+        assert bool(sweep.pending(sweep.plan)) == again
 
 
 @pytest.mark.parametrize("change", [{"cores": MACHINE.cores + 1}, {"cpu": "Another CPU"}, {"hosts": 2}])
@@ -235,8 +238,8 @@ def test_a_record_of_other_hardware_or_environment_does_not_count(change: Any, t
     record = record_of(**REAL, infrastructure="here")
     recorded(tmp_path, record, dataclasses.replace(MACHINE, **change))
     recorded(tmp_path, dataclasses.replace(record, environment={"MALLOC_ARENA_MAX": "2"}))
-    sweep = sweep_of(tmp_path, ("r", [Planned(run=record.run)]), images=SAME)
-    assert len(sweep.pending(sweep.items)) == 1
+    sweep = sweep_of(tmp_path, Planned(run=record.run), images=SAME)
+    assert len(sweep.pending(sweep.plan)) == 1
 
 
 def test_journals_share_no_checkpoints_and_one_that_moved_finds_its_own(tmp_path: Path) -> None:
@@ -251,7 +254,7 @@ def test_journals_share_no_checkpoints_and_one_that_moved_finds_its_own(tmp_path
 
 def test_a_run_that_another_command_has_just_done_is_not_repeated(tmp_path: Path) -> None:
     item = planned(1.0)
-    sweep = sweep_of(tmp_path, ("r", [item]))
+    sweep = sweep_of(tmp_path, item)
     recorded(tmp_path, dataclasses.replace(record_of(infrastructure="here"), run=item.run))
     run_sweep(sweep)
     assert len(journal.read([sweep.path])) == 1
@@ -268,7 +271,7 @@ def test_what_a_command_leaves_is_known_from_its_start_and_a_full_disk_hides_no_
         monkeypatch.setattr(last_run, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
         raise stop("the reason")
 
-    sweep = sweep_of(tmp_path, ("r", [planned(1.0), planned(1.0, lr=0.02)]))
+    sweep = sweep_of(tmp_path, planned(1.0), planned(1.0, lr=0.02))
     monkeypatch.setattr(Sweep, "do", end)
     with pytest.raises(stop, match="the reason"):
         run_sweep(sweep, LastRun(recipes=("r",), runs=(), skipped={}, machine="here"))
@@ -276,9 +279,9 @@ def test_what_a_command_leaves_is_known_from_its_start_and_a_full_disk_hides_no_
 
 def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> None:
     runs = [dataclasses.replace(run_of(), data=Folder(name, crop=32)) for name in ("first", "second", "first")]
-    sweep = sweep_of(tmp_path, ("r", [Planned(run=run) for run in runs]))
+    sweep = sweep_of(tmp_path, *(Planned(run=run) for run in runs))
     launcher = mock.Mock(**{"steps.return_value": set(), "attempt.return_value": ([], "why")})
-    for item in sweep.items:
+    for item in sweep.plan:
         sweep.do(item, launcher)
     assert [call.args[0].data.path for call in launcher.attempt.call_args_list] == ["first", "second"]
 
@@ -289,10 +292,11 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
 ) -> None:
     def sweep(folder: str, seconds: float, **fields: Any) -> list[tuple[int, str, str]]:
         # Two recipes share their runs.
-        plans = [(name, plan(name, Recipe(**{**SMALL, **fields}), MACHINE)) for name in ("mine", "yours")]
+        recipe = Recipe(**{**SMALL, **fields})
+        planned = [each for name in ("mine", "yours") for each in plan(name, recipe, MACHINE)]
         context = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + seconds)
         request = LastRun(recipes=("mine", "yours"), runs=(), skipped={}, machine="here", again_since="2026")
-        assert run_sweep(Sweep(plans, tmp_path / folder, context), request) == []
+        assert run_sweep(Sweep(planned, tmp_path / folder, context), request) == []
         records = journal.read(journal.paths(tmp_path / folder))
         return [(record.run.epochs, record.outcome, record.reason) for record in records]
 

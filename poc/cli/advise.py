@@ -79,11 +79,10 @@ def advise(options: Options) -> int:
     name = context.infrastructure
     known_prices = options.prices(name)
     price = known_prices.of(name, machine.describe())
-    plans = [(path.stem, plan_probes(path, setting, machine, options.steps))]
-    sweep = Sweep(plans, options.results, context, since=last_run.now())
+    sweep = Sweep(plan_probes(path, setting, machine, options.steps), options.results, context, since=last_run.now())
     run_sweep(sweep, price=price.dollars_per_hour if price else None)
     latest = {record.run.id: record for record in journal.read([sweep.path]) if record.started >= sweep.since}
-    records = [latest[item.planned.run.id] for item in sweep.items]
+    records = [latest[planned.run.id] for planned in sweep.plan]
     if any(record.outcome != COMPLETED for record in records):
         return 1
     speeds = {record.run.devices: measured_speed(record) for record in records}

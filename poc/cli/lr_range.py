@@ -54,7 +54,7 @@ def lr_range(options: Options) -> int:
     planned = plan_tests(path.stem, recipe, machine, rate)
     if all(item.skip for item in planned):
         raise UserError(f"{path.name}: {planned[0].skip}")
-    sweep = Sweep([(path.stem, planned)], options.results, options.context(machine))
+    sweep = Sweep(planned, options.results, options.context(machine))
     price = options.known_price(machine)
     failed = run_sweep(sweep, price=price.dollars_per_hour if price else None)
     runs = [item.run for item in planned if not item.skip]

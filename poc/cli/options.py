@@ -1,6 +1,7 @@
 """What the options of a command select: recipes, machine, price, images, results."""
 
 import argparse
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,15 +80,13 @@ class Options(argparse.Namespace):
         """Return the recipe in a file, with the fields of --set."""
         return config.load(path, frameworks.FRAMEWORKS, literals.fields(self.settings), data.count)
 
-    def plans(self, machine: Hardware) -> list[tuple[str, list[Planned]]]:
-        """Return the runs of the chosen recipes on this machine, by recipe."""
+    def planned(self, machine: Hardware) -> list[Planned]:
+        """Return the runs of the chosen recipes on this machine."""
         recipes = self.load_recipes()
         if not self.cpu:
             check_gpus([recipe for _, recipe in recipes], machine, "--cpu, or a recipe with kind='cpu'")
-        plans = [(name, plan(name, recipe, machine, **self.plan_options)) for name, recipe in recipes]
-        ids = {item.run.id for item in select([item for _, items in plans for item in items], self.only)}
-        plans = [(name, [item for item in items if item.run.id in ids]) for name, items in plans]
-        return [(name, items) for name, items in plans if items]
+        plans = (plan(name, recipe, machine, **self.plan_options) for name, recipe in recipes)
+        return select([*itertools.chain.from_iterable(plans)], self.only)
 
 
 def recipe_path(name: str) -> Path:

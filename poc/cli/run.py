@@ -32,7 +32,7 @@ def plan(options: Options) -> None:
     machine = hardware.detect()
     name = options.machine_name(machine)
     context = RunContext(machine=machine, infrastructure=name, source=None, cache=cache())
-    sweep = Sweep(options.plans(machine), options.results, context)
+    sweep = Sweep(options.planned(machine), options.results, context)
     lines, known_price = sweep.lines(), options.known_price(machine)
     price = known_price.dollars_per_hour if known_price else None
     if options.json:
@@ -76,11 +76,11 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     until = schedule.bound(began, options.hours, options.dollars, dollars_per_hour)
     context = _context(options, machine, name, options.source(), until)
     started = last_run.now()
-    plans = options.plans(machine)
+    planned = options.planned(machine)
     if options.checkpoints:
         _check_writable(options.checkpoints)
-    sweep_options = _sweep_options(options, started, [recipe for recipe, _ in plans], name)
-    sweep = Sweep(plans, options.results, context, **sweep_options)
+    sweep_options = _sweep_options(options, started, [each.run.recipe for each in planned], name)
+    sweep = Sweep(planned, options.results, context, **sweep_options)
     failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
     return failed, known_prices
 
@@ -107,7 +107,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
     from poc.cluster.scheduler import Cluster
 
     def note(sweeps: Sequence[Sweep]) -> None:
-        runs_left = sum(len(sweep.pending(sweep.items)) for sweep in sweeps)
+        runs_left = sum(len(sweep.pending(sweep.plan)) for sweep in sweeps)
         request = dataclasses.replace(_request(options, sweeps, started), runs_left=runs_left)
         last_run.write(options.results, request)
 
@@ -126,15 +126,14 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
 
 
 def _request(options: Options, sweeps: Sequence[Sweep], started: str) -> LastRun:
-    items = [item for sweep in sweeps for item in sweep.items]
     return LastRun(
-        recipes=tuple(options.recipes or dict.fromkeys(item.recipe for item in items)),
+        recipes=tuple(options.recipes or dict.fromkeys(each.run.recipe for sweep in sweeps for each in sweep.plan)),
         runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
         skipped=workload.skipped([line for sweep in sweeps for line in sweep.lines()]),
         quick=options.quick,
         machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
         started=started,
-        again_since=next((sweep.since for sweep in sweeps if sweep.pending(sweep.items)), ""),
+        again_since=next((sweep.since for sweep in sweeps if sweep.pending(sweep.plan)), ""),
     )
 
 

@@ -23,7 +23,6 @@ from poc.published.prices import Prices
 from poc.records import journal
 from poc.run import schedule
 from poc.run.launcher import RunContext
-from poc.run.schedule import Item
 from poc.run.sweep import Sweep
 from poc.run.workload import summary
 from poc.values import UserError, from_plain
@@ -43,8 +42,8 @@ class HostSweep(Sweep):
 
     node_type: str = ""
     hosts: int = 1
-    todo: list[Item] = dataclasses.field(default_factory=list)
-    postponed: list[Item] = dataclasses.field(default_factory=list)  # do not fit before the bound
+    todo: list[Planned] = dataclasses.field(default_factory=list)
+    postponed: list[Planned] = dataclasses.field(default_factory=list)  # do not fit before the bound
     running: set[str] = dataclasses.field(default_factory=set)  # ids: two trainings of one would share checkpoints
 
 
@@ -96,7 +95,7 @@ class Cluster:
             sweep.say_left(sweep.postponed + sweep.todo)
             failed += [id for id, _ in sweep.failed]
             if time.monotonic() < self.context.until:  # too few nodes are left
-                failed += [item.planned.run.id for item in sweep.todo]
+                failed += [planned.run.id for planned in sweep.todo]
         self.note(self._sweeps)
         return failed
 
@@ -143,7 +142,7 @@ class Cluster:
     def _add_sweep(self, node: Node, hosts: int, planned: list[Planned], images: Mapping[str, DataId]) -> None:
         """Add what so many nodes of a type can do, and fewer cannot."""
         smaller = [sweep for sweep in self._sweeps if sweep.node_type == node.type]
-        keys = {_key(item.planned) for sweep in smaller for item in sweep.items if not item.planned.skip}
+        keys = {_key(item) for sweep in smaller for item in sweep.plan if not item.skip}
         planned = [item for item in planned if _key(item) not in keys]
         if hosts > 1:  # a run with one worker is never theirs, even if a node with less memory skipped it
             runs = [(item, itertools.chain([item.run], *item.searched)) for item in planned if not item.skip]
@@ -152,26 +151,25 @@ class Cluster:
             return
         keys = {*map(_key, planned)}
         for sweep in smaller:  # what is done now was skipped there only
-            sweep.items = [item for item in sweep.items if _key(item.planned) not in keys]
+            sweep.plan = [item for item in sweep.plan if _key(item) not in keys]
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
         machine = from_plain(Hardware, {**node.description["machine"], "hosts": hosts})
         context = dataclasses.replace(
             self.context, machine=machine, infrastructure=name, software=node.description["software"], images=images
         )
         options: dict[str, Any] = {"prefix": f"{name}: ", "node_type": node.type, "hosts": hosts, **self.sweep_options}
-        plans = [(name, [*items]) for name, items in itertools.groupby(planned, lambda item: item.run.recipe)]
-        sweep = HostSweep(plans, self.results, context, **options)
+        sweep = HostSweep(planned, self.results, context, **options)
         self._claims.enter_context(journal.claimed(sweep.path))
         sweep.use(images)
         price = self.prices.of(node.type, node.description["versions"]["hardware"])
         total, option = hosts * price.dollars_per_hour if price else None, f'{POC} report --price "{node.type}=DOLLARS"'
         sweep.say(f"\n{summary(sweep.lines(), total, option)}\n")
-        for item in sweep.items:
-            if item.planned.skip:
+        for item in sweep.plan:
+            if item.skip:
                 sweep.do(item)
         # Rounds of repeats, so that those of different runs are close in time; the longest run of a round first.
-        sweep.todo = sweep.pending(sweep.items)
-        sweep.todo.sort(key=lambda item: (item.planned.repeat, -sweep.seconds(item.planned)))
+        sweep.todo = sweep.pending(sweep.plan)
+        sweep.todo.sort(key=lambda item: (item.repeat, -sweep.seconds(item)))
         self._sweeps.append(sweep)
         self.note(self._sweeps)
 
@@ -193,11 +191,11 @@ class Cluster:
         waiting = {*self._replacing}
         possible = [sweep for sweep in self._sweeps if sweep.hosts <= len(self._alive(sweep.node_type))]
         for sweep in sorted(possible, key=lambda sweep: -sweep.hosts):
-            for item in [*sweep.todo]:
-                if sweep.node_type not in waiting and sweep.running.isdisjoint(ids := schedule.ids(item.planned)):
+            for planned in [*sweep.todo]:
+                if sweep.node_type not in waiting and sweep.running.isdisjoint(ids := schedule.ids(planned)):
                     if nodes := self._reserve(sweep.node_type, sweep.hosts):
                         sweep.running.update(ids)
-                        self._runs.append(pool.submit(self._run, sweep, item, nodes))
+                        self._runs.append(pool.submit(self._run, sweep, planned, nodes))
                     else:
                         waiting.add(sweep.node_type)
 
@@ -219,18 +217,18 @@ class Cluster:
             self._replacing.remove(node_type)
         return nodes[0] if nodes else None
 
-    def _run(self, sweep: HostSweep, item: Item, nodes: list[Node]) -> None:
+    def _run(self, sweep: HostSweep, planned: Planned, nodes: list[Node]) -> None:
         launcher = RayLauncher(nodes, sweep.context, self._over, lambda: self._replacement(sweep.node_type))
         try:
             with contextlib.suppress(NodeLostError, KeyboardInterrupt):  # it stays to be done
-                if not sweep.do(item, launcher):
-                    sweep.postponed.append(item)
-                sweep.todo.remove(item)
+                if not sweep.do(planned, launcher):
+                    sweep.postponed.append(planned)
+                sweep.todo.remove(planned)
         except BaseException:
             self._over.set()
             raise
         finally:
             with self._change:
-                sweep.running.difference_update(schedule.ids(item.planned))
+                sweep.running.difference_update(schedule.ids(planned))
                 self._busy.difference_update(launcher.nodes)
                 self._change.notify_all()

@@ -6,7 +6,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from poc import search
 from poc.config import Synthetic
@@ -24,25 +23,16 @@ _SHORT_SECONDS = (120.0, 1200.0)
 _MAX_FAILURES = 2  # of a candidate of a search
 
 
-class Item(NamedTuple):
-    """A planned run, with its recipe and its title in messages."""
-
-    recipe: str
-    title: str
-    planned: Planned
-
-
-def in_order(items: Iterable[Item]) -> list[Item]:
+def in_order(plan: Iterable[Planned]) -> list[Planned]:
     """Sort by the recipes' priorities, then searches, runs of up to 2 minutes, of up to 20, and others, as written.
 
     Searches are first because what they train to the end is not repeated by a grid.
     """
 
-    def key(item: Item) -> tuple[int, bool, int]:
-        planned = item.planned
+    def key(planned: Planned) -> tuple[int, bool, int]:
         return planned.priority, not planned.searched, bisect.bisect_left(_SHORT_SECONDS, planned.seconds)
 
-    return sorted(items, key=key)
+    return sorted(plan, key=key)
 
 
 def ids(planned: Planned) -> list[str]:

@@ -21,7 +21,6 @@ from poc.run import schedule, workload
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
 from poc.run.parent import execute, new_record
 from poc.run.progress import counted, duration, label, result, varied
-from poc.run.schedule import Item
 from poc.run.workload import Line
 from poc.values import UserError
 
@@ -30,7 +29,7 @@ from poc.values import UserError
 class Sweep:
     """The runs of some recipes on one machine: what is to do, and how."""
 
-    plans: Sequence[tuple[str, Sequence[Planned]]]  # by the names of their recipes
+    plan: Sequence[Planned]  # is put in order
     results: Path  # folder, in which the machine has a folder with its journal
     context: RunContext
     detail: int = 0  # that of `execute`
@@ -40,16 +39,12 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.path = journal.folder(self.results, self.context.infrastructure) / journal.FILE
-        self.items = schedule.in_order(
-            Item(recipe, f"{recipe} {number}/{len(planned)}", item)
-            for recipe, planned in self.plans
-            for number, item in enumerate(planned, start=1)
-        )
+        self.plan = schedule.in_order(self.plan)
         # Outcomes by id and data set of the runs that failed: out of memory where others used some of it, else failed.
         self.failed: dict[tuple[str, str], str] = {}
-        planned = [item.planned for item in self.items if not item.planned.skip]
-        searched = [candidates for item in planned for candidates in item.searched]
-        self._details = varied(itertools.chain([item.run for item in planned], *searched))
+        to_run = [planned for planned in self.plan if not planned.skip]
+        searched = [candidates for planned in to_run for candidates in planned.searched]
+        self._details = varied(itertools.chain([planned.run for planned in to_run], *searched))
         self.use(self.context.images)
 
     def use(self, images: Mapping[str, DataId]) -> None:
@@ -78,7 +73,7 @@ class Sweep:
         """Return a line for each run of the plan."""
         return [
             Line(
-                recipe=recipe,
+                recipe=planned.run.recipe,
                 id=planned.run.id,
                 run=str(planned),
                 images=planned.run.data.key,
@@ -89,13 +84,13 @@ class Sweep:
                 skipped=planned.skip,
                 framework=f"{planned.run.framework}: {planned.framework_choice}" if planned.framework_choice else "",
             )
-            for recipe, _, planned in self.items
+            for planned in self.plan
         ]
 
     def ids(self) -> tuple[str, ...]:
         """Return the ids of the runs that are not skipped, including all candidates for a largest batch or a rate."""
-        planned = [item.planned for item in self.items if not item.planned.skip]
-        return tuple(dict.fromkeys(id for each in planned for id in schedule.ids(each)))
+        to_run = [planned for planned in self.plan if not planned.skip]
+        return tuple(dict.fromkeys(id for planned in to_run for id in schedule.ids(planned)))
 
     def seconds(self, planned: Planned) -> float:
         """Return the expected seconds of a planned run, or of what is left of a search at most."""
@@ -103,40 +98,39 @@ class Sweep:
             return self.estimator.factor(planned.run) * planned.seconds * self._done.share_left(planned)
         return self.estimator.seconds(planned)
 
-    def pending(self, items: Iterable[Item]) -> list[Item]:
-        """Return what of the `items` is neither skipped nor done yet, each repeat once."""
-        to_do: dict[tuple[object, ...], Item] = {}
-        for item in items:
-            planned, run = item.planned, item.planned.run
+    def pending(self, plan: Iterable[Planned]) -> list[Planned]:
+        """Return what of the `plan` is neither skipped nor done yet, each repeat once."""
+        to_do: dict[tuple[object, ...], Planned] = {}
+        for planned in plan:
+            run = planned.run
             if not planned.skip and not self._done.over(planned):
-                to_do[(run.id, run.data.key, planned.repeat, planned.smaller, planned.searched)] = item
+                to_do[(run.id, run.data.key, planned.repeat, planned.smaller, planned.searched)] = planned
         return list(to_do.values())
 
-    def do(self, item: Item, launcher: Launcher | None = None) -> bool:
-        """Do an item with `launcher`, by default on this host; return False if it does not fit before the bound.
+    def do(self, planned: Planned, launcher: Launcher | None = None) -> bool:
+        """Do a planned run with `launcher`, by default on this host; return False if it does not fit before the bound.
 
         Raises KeyboardInterrupt once a run that its user or the bound interrupted is in the journal.
         """
-        planned = item.planned
         if planned.skip:
-            self.say(f"{item.title} [{planned.run.id}] {planned.run}: skipped, {planned.skip}", detail=True)
+            self.say(f"{planned.run.recipe} [{planned.run.id}] {planned.run}: skipped, {planned.skip}", detail=True)
             if planned.run.id not in self._recorded:
                 self._recorded.add(planned.run.id)
                 journal.append(self.path, new_record(planned.run, self.context, outcome=SKIPPED, reason=planned.skip))
             return True
         if planned.searched:
-            return self._search(item, launcher)
+            return self._search(planned, launcher)
         if not self._done.over(planned) and not self.estimator.fits(planned):
             return False
         for run in (planned.run, *planned.smaller):
-            if self._repeat(item, run, launcher) != OUT_OF_MEMORY:
+            if self._repeat(planned, run, launcher) != OUT_OF_MEMORY:
                 break
         return True
 
-    def _search(self, item: Item, launcher: Launcher | None) -> bool:
+    def _search(self, planned: Planned, launcher: Launcher | None) -> bool:
         """Do what is left of a search; return False if its next run does not fit before the bound."""
         has_trained = False
-        for stage in search.stages(item.planned.searched, self._done.result):
+        for stage in search.stages(planned.searched, self._done.result):
             pending = self._done.pending(stage)
             # Those of the last rung that were trained to their end without the search do not continue, either.
             ended = [run for run in stage.runs if stage.is_rung and not run.pause_after and run not in pending]
@@ -146,25 +140,25 @@ class Sweep:
             for run in pending:
                 if not self.estimator.fits(Planned(run=run, seconds=estimate(run, self.context.machine))):
                     return False
-                self._repeat(item, run, launcher)
+                self._repeat(planned, run, launcher)
             if stage.is_rung and not self._done.pending(stage):  # a failure among others is a result
                 results = {(run.id, run.data.key) for run in stage.runs}
                 self.failed = {key: failure for key, failure in self.failed.items() if key not in results}
             # If the first whole trainings failed, the next command tries them again: nothing is chosen without them.
-            is_part = 1 < len(stage.runs) < len(item.planned.searched[0])
+            is_part = 1 < len(stage.runs) < len(planned.searched[0])
             if stage.is_rung and is_part and len(self._done.pending(stage)) == len(stage.runs):
                 return True
         return True
 
-    def _repeat(self, item: Item, run: Run, launcher: Launcher | None) -> str:
+    def _repeat(self, planned: Planned, run: Run, launcher: Launcher | None) -> str:
         """Do a repeat of `run` unless it is done, and return its outcome.
 
         That is out of memory, too, if it failed because others used memory: a smaller batch may fit.
         """
         key = run.id, run.data.key
-        suffix = f", repeat {item.planned.repeat}" if item.planned.repeat > 1 else ""
-        title = f"{item.title} [{run.id}] {run}{suffix}"
-        if self._done.enough(run, item.planned.repeat):
+        suffix = f", repeat {planned.repeat}" if planned.repeat > 1 else ""
+        title = f"{run.recipe} [{run.id}] {run}{suffix}"
+        if self._done.enough(run, planned.repeat):
             self.say(f"{title}: already in the journal (--again repeats it)", detail=True)
             return self._done.outcome(run) or COMPLETED
         if key in self.failed:  # it may have hung, and would again
@@ -175,7 +169,7 @@ class Sweep:
         self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
         if self.since and run.pause_after and run.id in self._recorded:  # --again begins with the first step
             launcher.forget(run)
-        fields = {"title": name, "framework_choice": item.planned.framework_choice}
+        fields = {"title": name, "framework_choice": planned.framework_choice}
         record, interrupted = execute(run, self.context, launcher, detail=self.detail, pace=pace, **fields)
         try:
             journal.append(self.path, record)
@@ -196,15 +190,15 @@ class Sweep:
             self.failed[key] = OUT_OF_MEMORY if record.reason.startswith(OUT_OF_MEMORY) else FAILED
         return self.failed.get(key, record.outcome)
 
-    def say_left(self, items: Iterable[Item]) -> None:
-        """Print how many of the `items` are not done yet, if any."""
-        if pending := self.pending(items):
-            seconds = sum(self.seconds(item.planned) for item in pending)
+    def say_left(self, plan: Iterable[Planned]) -> None:
+        """Print how much of the `plan` is not done yet, if anything."""
+        if pending := self.pending(plan):
+            seconds = sum(map(self.seconds, pending))
             self.say(f"Not done: {counted(len(pending), 'run')}, about {duration(seconds)}; the same command continues")
 
 
 def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
-    """Do all items in order, as far as they fit before the bound; return the ids of the runs that failed.
+    """Do the plan in order, as far as its runs fit before the bound; return the ids of the runs that failed.
 
     `request` is written to the folder of results with `runs_left`, at the start and at the end; `price` is in dollars
     per hour. Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run
@@ -215,7 +209,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     with journal.claimed(sweep.path):
         sweep.use(images)
         if request:
-            runs_left = len(sweep.pending(sweep.items))  # if this command is killed, or its connection is lost
+            runs_left = len(sweep.pending(sweep.plan))  # if this command is killed, or its connection is lost
             last_run.write(sweep.results, dataclasses.replace(request, runs_left=runs_left))
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
         settings = {"--trace": sweep.context.trace_steps, "--detail": sweep.detail}
@@ -227,7 +221,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
             unstarted = _do_all(sweep)
         finally:
             if request:
-                runs_left = len(sweep.pending(sweep.items))
+                runs_left = len(sweep.pending(sweep.plan))
                 again_since = request.again_since if runs_left else ""
                 ended = dataclasses.replace(request, runs_left=runs_left, again_since=again_since)
                 with contextlib.suppress(OSError):  # a full disk has been reported
@@ -236,9 +230,9 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     return [id for id, _ in sweep.failed]
 
 
-def _do_all(sweep: Sweep) -> list[Item]:
-    """Do all items in order; return those that did not fit before the bound."""
-    unstarted = _do(sweep, sweep.items)
+def _do_all(sweep: Sweep) -> list[Planned]:
+    """Do the plan in order; return what did not fit before the bound."""
+    unstarted = _do(sweep, sweep.plan)
     while unstarted:  # one that is longer than the bound allows, and if it ends before, others by its pace
         sweep.estimator.begins_longer = True
         remaining = _do(sweep, unstarted[:1])
@@ -249,18 +243,18 @@ def _do_all(sweep: Sweep) -> list[Item]:
     return unstarted
 
 
-def _do(sweep: Sweep, items: Sequence[Item]) -> list[Item]:
-    """Do `items` in order; return those that do not fit before the bound, or that it has interrupted."""
-    unstarted: list[Item] = []
-    for number, item in enumerate(items):
+def _do(sweep: Sweep, plan: Sequence[Planned]) -> list[Planned]:
+    """Do a `plan` in order; return what does not fit before the bound, or what it has interrupted."""
+    unstarted: list[Planned] = []
+    for number, planned in enumerate(plan):
         try:
-            if not sweep.do(item):
-                unstarted.append(item)
+            if not sweep.do(planned):
+                unstarted.append(planned)
         except KeyboardInterrupt:
             if time.monotonic() < sweep.context.until:
                 sweep.say(f"Interrupted: the same command continues; {POC} report makes the page of the runs so far")
                 raise
-            return [*unstarted, *items[number:]]
+            return [*unstarted, *plan[number:]]
     return unstarted
 
 
@@ -270,8 +264,8 @@ def _images(sweep: Sweep) -> dict[str, DataId]:
     Images that are not on this machine are downloaded only for runs that are not in the journal, on whatever images.
     """
     source, cache = sweep.context.source, sweep.context.cache
-    pending = {item.planned.run.data for item in sweep.pending(sweep.items)}
-    specs = dict.fromkeys(item.planned.run.data for item in sweep.items if not item.planned.skip)
+    pending = {planned.run.data for planned in sweep.pending(sweep.plan)}
+    specs = dict.fromkeys(planned.run.data for planned in sweep.plan if not planned.skip)
     opened = [spec for spec in specs if spec in pending or data.find(spec, source=source, cache=cache)]
     return data.identify(opened, source=source, cache=cache)
 
