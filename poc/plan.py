@@ -142,7 +142,7 @@ def _search_seconds(batches: Iterable[tuple[Run, ...]], hardware: Hardware) -> f
     seconds = 0.0
     for number, candidates in enumerate(batches):
         first = candidates[0]
-        starts = sum(count for _, count in search.rungs(first.epochs, len(candidates)))
+        starts = len(candidates) + search.rungs(first.epochs, len(candidates))[1]
         epochs = search.rung_epochs(first.epochs, len(candidates))
         start = START_SECONDS[first.kind]
         seconds += starts * start + (estimate(first, hardware) - start) * epochs / first.epochs

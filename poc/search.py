@@ -66,23 +66,24 @@ def candidates(run: Run) -> list[Run]:
     ]
 
 
-def rungs(epochs: int, candidates: int) -> list[tuple[int, int]]:
-    """Return the last epoch of each rung, and how many candidates train to it at most.
+def rungs(epochs: int, candidates: int) -> tuple[int, int]:
+    """Return the epochs of the first rung, and how many candidates go on to the end at most.
 
-    All train for an eighth, and as many to the end as make 40% of the full grid's epochs, at least three.
+    All train for an eighth, and as many to the end as make 40% of the full grid's epochs, at least three. None goes on
+    if the first rung is the whole training.
     """
     first = max(1, epochs // 8)
     if first < epochs:
         to_end = max(3, round(candidates * (_SHARE_OF_GRID * epochs - first) / (epochs - first)))
         if to_end < candidates:
-            return [(first, candidates), (epochs, to_end)]
-    return [(epochs, candidates)]
+            return first, to_end
+    return epochs, 0
 
 
 def rung_epochs(epochs: int, candidates: int) -> int:
     """Return the epochs that a search at one global batch trains at most."""
-    ends, counts = zip(*rungs(epochs, candidates))
-    return sum(count * (end - before) for count, end, before in zip(counts, ends, (0, *ends)))
+    first, to_end = rungs(epochs, candidates)
+    return candidates * first + to_end * (epochs - first)
 
 
 def most_epochs(batches: Sequence[Sequence[Run]]) -> tuple[int, int, int]:
@@ -124,15 +125,15 @@ def climb(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
     The first one that is trained to its end has the best mean accuracy of itself and its neighbours after the first
     rung. Next come the untrained neighbours of the best one so far, that with the higher rate first.
     """
-    (first, _), *later = rungs(candidates[0].epochs, len(candidates))
-    pause = first if later else None
+    epochs = candidates[0].epochs
+    first, to_end = rungs(epochs, len(candidates))
+    pause = first if to_end else None
     runs = tuple(dataclasses.replace(run, pause_after=pause) for run in candidates)
     yield Stage(runs, (), epochs=first, is_rung=True)
     results = [result for run in runs if (result := result_of(run))]
     completed = [index for index, result in enumerate(results) if result.completed]
-    if not later or len(results) < len(runs) or not completed:
+    if not to_end or len(results) < len(runs) or not completed:
         return
-    ((epochs, limit),) = later
     near = {index: [each for each in _neighbours(candidates, index) if each in completed] for index in completed}
     means = {index: statistics.fmean(results[each].accuracy for each in (index, *near[index])) for index in completed}
     start = max(completed, key=means.__getitem__)
@@ -145,7 +146,7 @@ def climb(candidates: Sequence[Run], result_of: ResultOf) -> Iterator[Stage]:
         trained += coming
         ranked = _ranked([candidates[index] for index in trained], result_of)
         best = candidates.index(ranked[0]) if ranked else min(trained)
-        coming = [index for index in near[best] if index not in trained][:1] if len(trained) < limit else []
+        coming = [index for index in near[best] if index not in trained][:1] if len(trained) < to_end else []
 
 
 def _neighbours(candidates: Sequence[Run], index: int) -> list[int]:

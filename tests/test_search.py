@@ -58,17 +58,17 @@ def test_rates_have_equal_ratios_of_about_two(options: Any, rates: list[float]) 
 @pytest.mark.parametrize(
     ("epochs", "candidates", "rungs", "sum_of_epochs"),
     [
-        (8, 10, [(1, 10), (8, 3)], 31),
-        (12, 10, [(1, 10), (12, 3)], 43),
-        (200, 9, [(25, 9), (200, 3)], 225 + 3 * 175),
-        (8, 40, [(1, 40), (8, 13)], 131),
-        (12, 4, [(1, 4), (12, 3)], 37),
-        (12, 3, [(12, 3)], 36),
-        (1, 10, [(1, 10)], 10),
+        (8, 10, (1, 3), 31),
+        (12, 10, (1, 3), 43),
+        (200, 9, (25, 3), 225 + 3 * 175),
+        (8, 40, (1, 13), 131),
+        (12, 4, (1, 3), 37),
+        (12, 3, (12, 0), 36),
+        (1, 10, (1, 0), 10),
     ],
 )
 def test_all_train_for_an_eighth_and_at_least_three_to_the_end(
-    epochs: int, candidates: int, rungs: list[tuple[int, int]], sum_of_epochs: int
+    epochs: int, candidates: int, rungs: tuple[int, int], sum_of_epochs: int
 ) -> None:
     assert search.rungs(epochs, candidates) == rungs
     assert search.rung_epochs(epochs, candidates) == sum_of_epochs
