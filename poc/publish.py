@@ -85,12 +85,12 @@ def _scrubbed_run(plain: dict[str, Any], run: Run, scrub: Callable[[str], str]) 
 
 
 def publish(
-    results: Path, output: Path, write_report: Callable[[Sequence[Record], Path], object], machine: str = ""
+    results: Path, output: Path, write_report: Callable[..., object], machine: str = ""
 ) -> tuple[Path, list[str]]:
     """Make the folder MACHINE_DATE/ in `output` from the journal of the machine that ran last, or of the named one.
 
-    Return the folder, and lines about what is in it and what is not. `write_report` writes the pages of some records
-    into a folder. Raises UserError if there is nothing to publish, or if a folder of that name exists that was not
+    Return the folder, and lines about what is in it and what is not. `write_report` is `poc.report.write` with its
+    other options set. Raises UserError if there is nothing to publish, or if a folder of that name exists that was not
     made of these results: it may be another user's.
     """
     records = journal.read(journal.paths(results))
@@ -119,7 +119,7 @@ def publish(
             recipes = tuple(scrub(Path(recipe).name) for recipe in last.recipes)  # their paths are private
             skipped = {scrub(reason): count for reason, count in last.skipped.items()}
             last_run.write(unfinished, dataclasses.replace(last, recipes=recipes, skipped=skipped))
-        write_report(chosen, unfinished)
+        write_report(chosen, page=unfinished / "results.md", folder=unfinished)
         (unfinished / journal.MARK).write_text(json.dumps({"machine": name, "date": date}) + "\n")
         if target.exists():
             target.rename(Path(scratch) / "before")

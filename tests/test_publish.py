@@ -33,8 +33,8 @@ def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def write_pages(records: Sequence[Record], folder: Path) -> None:
-    (folder / "results.md").write_text(f"{[record.reason for record in records]}")
+def write_pages(records: Sequence[Record], page: Path, folder: Path) -> None:
+    page.write_text(f"{[record.reason for record in records]}")
 
 
 def test_what_tells_whose_it_was_is_replaced(owner: Path) -> None:

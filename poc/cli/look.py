@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,42 +45,27 @@ def _given_prices(options: Options, records: Sequence[Record]) -> Prices:
 
 def write_report(options: Options, known_prices: Prices) -> None:
     """Write the pages of all journals in the folder of results; print the scorecard and the path of the page."""
+    records, folder = journal.read(journal.paths(options.results)), options.results
+    page = (cli.HOME if folder == cli.HOME / "results" else folder) / "results.md"
+    others = journal.read_with(records, options.others)
+    print(_writer(options, known_prices)(records, page=page, folder=folder, others=others))
+
+
+def _writer(options: Options, known_prices: Prices) -> functools.partial[str]:
+    """Return `poc.report.write` with the options of the pages."""
     from poc import report
 
-    records = journal.read(journal.paths(options.results))
-    written = report.write(
-        records,
-        published.load(options.study),
-        page=(cli.HOME if options.results == cli.HOME / "results" else options.results) / "results.md",
-        folder=options.results,
-        cache=cache(),
-        target=options.target,
-        prices=known_prices,
-        others=journal.read_with(records, options.others),
-    )
-    print(written)
+    studies = published.load(options.study)
+    return functools.partial(report.write, studies=studies, cache=cache(), target=options.target, prices=known_prices)
 
 
 def publish(options: Options) -> None:
     """Make a folder of one machine's results that can be sent."""
-    from poc import report
     from poc.publish import publish
 
-    studies = published.load(options.study)
     known_prices = _given_prices(options, journal.read(journal.paths(options.results)))
-
-    def write_pages(records: Sequence[Record], folder: Path) -> None:
-        report.write(
-            records,
-            studies,
-            page=folder / "results.md",
-            folder=folder,
-            cache=cache(),
-            target=options.target,
-            prices=known_prices,
-        )
-
-    _, lines = publish(options.results, options.output.absolute(), write_pages, options.machine)
+    write_report = _writer(options, known_prices)
+    _, lines = publish(options.results, options.output.absolute(), write_report, options.machine)
     print("\n".join(lines))
 
 
