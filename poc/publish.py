@@ -16,7 +16,7 @@ from poc.config.fields import local_fields
 from poc.config.run import Run
 from poc.records import journal, last_run
 from poc.records.record import SKIPPED, Record
-from poc.values import UserError, suggest
+from poc.values import UserError, from_plain, suggest
 
 # Fields of a record whose texts are not the user's, and the machine's name, which the user chose to show.
 _PUBLIC = ("run", "hardware", "infrastructure", "outcome", "started", "commit", "run_id", "versions")
@@ -73,7 +73,7 @@ def _scrubbed(record: Record, scrub: Callable[[str], str]) -> Record:
 
     plain = record.to_json()
     private = {name: clean(entry) for name, entry in plain.items() if name not in _PUBLIC}
-    return Record.from_json({**plain, **private, "run": _scrubbed_run(plain["run"], record.run, scrub)})
+    return from_plain(Record, {**plain, **private, "run": _scrubbed_run(plain["run"], record.run, scrub)})
 
 
 def _scrubbed_run(plain: dict[str, Any], run: Run, scrub: Callable[[str], str]) -> dict[str, Any]:

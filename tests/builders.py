@@ -25,6 +25,7 @@ from poc.records.timing import Window
 from poc.run import checkpoint
 from poc.run.launcher import LocalLauncher, RunContext
 from poc.run.parent import execute
+from poc.values import from_plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +97,7 @@ def record_of(
     plain.update(windows=windows, evaluations=evaluations, wall=at + 0.5, memory={"host_peak_bytes": 2**30})
     plain.update(parts={"initialise": 3.0, "evaluate": float(len(epoch_seconds))}, others_busy_cores=0.01)
     plain.update(changes)
-    return Record.from_json(plain)
+    return from_plain(Record, plain)
 
 
 SAMPLES = 1280

@@ -24,6 +24,7 @@ from poc.data import Batch
 from poc.frameworks import Session
 from poc.host import processes
 from poc.plan import Planned, plan
+from poc.values import from_plain, to_plain
 from tests.builders import MACHINE
 from tests.launch import DEADLINE_SECONDS
 
@@ -268,7 +269,7 @@ def interleaved(asked: Sequence[tuple[Run, str]], folder: Path) -> list[list[Arr
             tasks = []
             for (run, task), cluster in zip(asked, clusters):
                 own = {**cluster.environments[worker], "OMP_NUM_THREADS": str(cores)}
-                tasks.append({"run": run.to_json(), "task": task, "environment": own})
+                tasks.append({"run": to_plain(run), "task": task, "environment": own})
             path = folder / f"{worker}.json"
             path.write_text(json.dumps(tasks))
             environment = {**tasks[0]["environment"], "POC_TASKS": str(path), "PYTHONWARNINGS": "ignore"}
@@ -294,7 +295,7 @@ def main() -> None:
     worker, sessions = int(path.stem), []
     for number, task in enumerate(json.loads(path.read_text())):
         os.environ.update(task["environment"])
-        run = Run.from_json(task["run"])
+        run = from_plain(Run, task["run"])
         session = frameworks.open_session(run)
         sessions.append(session)
         session.barrier()

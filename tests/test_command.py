@@ -23,7 +23,7 @@ from poc.published import prices
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, Record
-from poc.values import to_plain
+from poc.values import from_plain, to_plain
 from tests.builders import add, recipe_file, record_of, run_of
 from tests.launch import HOME, NO_PAGES, finish, python, records, run_here
 from tests.test_search import Training
@@ -284,9 +284,9 @@ def test_a_plan_has_what_is_done_what_is_left_and_what_is_skipped(home: Path, pr
     assert list(before["skipped"].values()) == [2]
     # A run in the journal of this machine is done.
     run = run_of(lr=0.01)
-    fields = {**record_of().to_json(), "run": run.to_json(), "run_id": run.id, "infrastructure": "mine"}
+    fields = {**record_of().to_json(), "run": to_plain(run), "run_id": run.id, "infrastructure": "mine"}
     fields.update(dataset="synthetic", environment=None, wall=1.0, hardware=to_plain(hardware.detect()))
-    add(home / "results", Record.from_json(fields))
+    add(home / "results", from_plain(Record, fields))
     after = printed("plan", "--json", "--machine", "mine")
     assert (after["runs"], after["done"], after["price_per_hour"]) == (2, 1, None)
     verbose = printed("plan", "--verbose")

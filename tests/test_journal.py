@@ -32,10 +32,10 @@ def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a process with `code`, which has a journal's `path` and `append` for records with a name and a reason."""
     head = (
         "import sys, time; from pathlib import Path; from poc.records import journal\n"
-        "from poc.records.record import Record\n"
+        "from poc.records.record import Record; from poc.values import from_plain\n"
         f"path, plain = Path(sys.argv[1]), {record_of().to_json()!r}\n"
         "def append(name, reason):\n"
-        "    journal.append(path, Record.from_json({**plain, 'run_id': name, 'reason': reason}))\n"
+        "    journal.append(path, from_plain(Record, {**plain, 'run_id': name, 'reason': reason}))\n"
     )
     command = [sys.executable, "-c", head + code, *map(str, arguments)]
     return subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE, text=True)

@@ -22,7 +22,7 @@ from poc.plan import plan
 from poc.report.results import Results, Subject
 from poc.run.sweep import Sweep
 from poc.run.workload import totals
-from poc.values import UserError
+from poc.values import UserError, from_plain, to_plain
 from tests.builders import MACHINE, build, place_in, record_of, run_of
 from tests.test_data import PIXELS, part, python_2_batch, record, tar_of, text, write
 
@@ -95,7 +95,7 @@ def test_classes_and_images_are_counted_and_paths_are_no_part_of_the_id(
     assert ids[0] == ids[1]
     assert ids[0].name == f"{spec.name}-{ids[0].checksum[:6]}"
     shutil.rmtree(moved)
-    assert Run.from_json(other.to_json()) == other  # without the files
+    assert from_plain(Run, to_plain(other)) == other  # without the files
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ from poc.config.run import Run
 from poc.frameworks import own_models
 from poc.plan import Planned, plan
 from poc.records.record import COMPLETED
-from poc.values import UserError
+from poc.values import UserError, from_plain, to_plain
 from tests import test_frameworks
 from tests.builders import MACHINE, executed, run_of
 from tests.conftest import needs_torch, of_torch, refused
@@ -227,7 +227,7 @@ def test_a_run_on_another_machine_needs_no_file_and_keeps_its_id() -> None:
     run = own_run()
     assert run.network.multiply_adds(run.data.crop) == 1000
     assert run.network.memory_bytes(run.data.crop, 2) == 4 * (1.4 * 100 * 2 + 3 * 10)
-    assert run == Run.from_json(json.loads(json.dumps(run.to_json())))
+    assert run == from_plain(Run, json.loads(json.dumps(to_plain(run))))
     assert run.id == own_run(model_folder="", cost=None).id
     assert run.id != own_run(model_hash="abd").id
 

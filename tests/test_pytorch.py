@@ -12,7 +12,7 @@ from poc.config import literals
 from poc.config.run import Run
 from poc.frameworks import Session
 from poc.host.hardware import detect
-from poc.values import UserError
+from poc.values import UserError, from_plain, to_plain
 from tests import test_frameworks
 from tests.builders import MACHINE, run_of
 from tests.conftest import of_torch, refused
@@ -295,13 +295,13 @@ def test_name_and_options_identify_a_run() -> None:
     assert setting.optimizer == TorchOptimizer("Adam", amsgrad=True, eps=0.001)
 
     def run(**options: Any) -> Run:
-        fields = run_of().to_json()
-        return Run.from_json({**fields, "optimizer": vars(TorchOptimizer("Adam", **options))})
+        fields = to_plain(run_of())
+        return from_plain(Run, {**fields, "optimizer": vars(TorchOptimizer("Adam", **options))})
 
     ids = {run(**options).id for options in ({}, {"eps": 0.1}, {"amsgrad": True}, {"weight_decay": 0.1})}
     assert len(ids) == 4
     first = run(eps=0.1, betas=(0.8, 0.9))
     assert first.id == run(betas=(0.8, 0.9), eps=0.1).id
-    assert Run.from_json(first.to_json()) == first
+    assert from_plain(Run, to_plain(first)) == first
     assert "Adam (torch.optim), betas (0.8, 0.9), eps 0.1" in str(first)
     assert first.training_recipe.startswith("Adam (torch.optim), betas (0.8, 0.9), eps 0.1")

@@ -21,7 +21,7 @@ from poc.config.run import Run
 from poc.host import hardware
 from poc.host.hardware import GPU, Hardware
 from poc.plan import Planned, estimate, plan, select
-from poc.values import UserError
+from poc.values import UserError, from_plain, to_plain
 from tests import fake_gpus, simulated
 from tests.builders import MACHINE, run_of
 from tests.conftest import refused
@@ -234,7 +234,7 @@ def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
     for quick in (False, True, False):  # a generator can be read once, but planned more than once
         first, second = ([item.run for item in plan("", recipe, CPU, quick=quick)] for recipe in both)
         assert first == second
-        json.dumps([run.to_json() for run in first])
+        json.dumps([to_plain(run) for run in first])
 
 
 def test_an_id_names_what_is_computed_and_nothing_else() -> None:
@@ -272,12 +272,12 @@ def test_a_run_is_described_and_read_again_from_json(fields: dict[str, Any], lab
     (item,) = planned(**{**TWO, "kind": "cpu", **fields})
     assert item.run.kvstore_label == label
     assert label in str(item.run)
-    plain = json.loads(json.dumps(item.run.to_json()))
+    plain = json.loads(json.dumps(to_plain(item.run)))
     assert plain["kvstore"]["name"] == item.run.kvstore.name
-    assert Run.from_json(plain) == item.run
+    assert from_plain(Run, plain) == item.run
     for broken in ({**plain, "bogus": 1}, {**plain, "kvstore": {"name": "bogus"}}, {**plain, "steps": "many"}):
         with pytest.raises(UserError):
-            Run.from_json(broken)
+            from_plain(Run, broken)
 
 
 def test_repeats_are_rounds_over_the_grid_every_other_one_backwards() -> None:

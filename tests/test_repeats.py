@@ -9,6 +9,7 @@ import pytest
 from poc.published import load
 from poc.records.record import Record
 from poc.report import repeats
+from poc.values import to_plain
 from tests.builders import AUGMENTED, SAMPLES, TEST_CPU, build, record_of, repeats_of
 
 NOISY: dict[str, Any] = {"others_busy_cores": 1.0}
@@ -109,7 +110,7 @@ def test_a_measured_series_has_its_speedups() -> None:
     assert two.speedup_wall == pytest.approx(one.wall_seconds / two.wall_seconds)
     assert two.efficiency_wall == pytest.approx(two.speedup_wall / 2)
     # Wall times of other work do not compare.
-    short = record_of(run={**workers(2, 4.0).run.to_json(), "epochs": 3, "steps": 30}, epoch_seconds=[4.0] * 3)
+    short = record_of(run={**to_plain(workers(2, 4.0).run), "epochs": 3, "steps": 30}, epoch_seconds=[4.0] * 3)
     assert build(workers(1, 8.0), short).speedup_wall.isna().all()
 
 

@@ -25,6 +25,7 @@ from poc.run.launcher import _occupied, own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
 from poc.run.progress import label, result, varied
 from poc.run.worker import evaluation_batch
+from poc.values import from_plain
 from tests import fake_gpus, test_own_data
 from tests.builders import (
     GLUON,
@@ -71,7 +72,7 @@ def test_a_run_learns_and_leaves_a_complete_record(tmp_path: Path) -> None:
     conditions |= {"images": ["synthetic", ""], "environment": record.environment, "workers_here": 1}
     ((step, attempt),) = checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions)
     assert (step, len(attempt)) == (160, 32)
-    assert Record.from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
+    assert from_plain(Record, json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
 
 
 @slow

@@ -23,7 +23,7 @@ from poc.run.launcher import HostResult
 from poc.run.parent import execute
 from poc.run.sweep import Sweep
 from poc.search import Result
-from poc.values import UserError, from_plain
+from poc.values import UserError, from_plain, to_plain
 from tests.builders import MACHINE, SMALL, build, course, end_of, place_in, recipe_file, run_of
 from tests.launch import finish, records, run_here, start
 from tests.test_faults import killed, written
@@ -94,7 +94,7 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
     # It trains on 45,000 images, with the schedule of its whole length.
     assert (candidate.uses_validation_split, candidate.tunes.uses_validation_split) == (True, False)
     assert (candidate.steps_per_epoch, candidate.steps) == (45_000 // 128, 12 * (45_000 // 128))
-    assert Run.from_json(candidate.to_json()) == candidate
+    assert from_plain(Run, to_plain(candidate)) == candidate
     # Its id is that of the same run without a search; a paused one has another, and the same checkpoints.
     assert candidate.id == dataclasses.replace(candidate, search=None, tunes=None).id
     paused, place = dataclasses.replace(candidate, pause_after=3), place_in(Path("cache"))

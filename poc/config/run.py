@@ -6,14 +6,12 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from poc.config import SGD, Synthetic, Training, networks
 from poc.config.datasets import HELD_OUT, Arrays, Cifar, Own
 from poc.config.fields import changed, configuration, field, labels
 from poc.config.rates import Schedule, Search
-from poc.values import Count, CountOrZero, Flag, from_plain, to_plain
+from poc.values import Count, CountOrZero, Flag
 
 # Fields that do not change what a run computes. A learning rate counts as a number, whatever rule it was computed by.
 _NOT_COMPUTED = ("recipe", "restarts", "lr_rule", "cost", "model_folder", "search", "tunes")
@@ -162,12 +160,3 @@ class Run(Schedule, Training):
         """
         fields = {name: value for name, value in changed(self).items() if name not in (*ignoring, *_NOT_COMPUTED)}
         return json.dumps(fields, sort_keys=True)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return nested plain values, from which `from_json` makes the same run."""
-        return to_plain(self)
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Run:
-        """Return the run that `to_json` wrote; raises UserError for anything else."""
-        return from_plain(Run, fields)

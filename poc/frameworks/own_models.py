@@ -209,7 +209,7 @@ def _ask(run: Run) -> Inspected:
     """Build and count the model of `run` in a process of its framework."""
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process = processes.start(__name__, {}, python=frameworks.interpreter(run.framework), **pipes)
-    output, errors = process.communicate(json.dumps(run.to_json()))
+    output, errors = process.communicate(json.dumps(to_plain(run)))
     if process.returncode == 0 and output:
         return from_plain(Inspected, json.loads(output.splitlines()[-1]))
     last = [processes.ended_early(process.returncode), *errors.splitlines()[-1:]]
@@ -241,7 +241,7 @@ def last_line(error: BaseException, run: Run) -> str:
 
 
 def main() -> None:
-    run = Run.from_json(json.load(sys.stdin))
+    run = from_plain(Run, json.load(sys.stdin))
     with contextlib.redirect_stdout(sys.stderr):  # the model's function may print
         answer = _answer(run)
     print("\n" + json.dumps(to_plain(answer)), flush=True)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from poc.host.hardware import one_host
 from poc.records.record import SCHEMA, Record
-from poc.values import UnknownFieldError, UserError
+from poc.values import UnknownFieldError, UserError, from_plain
 
 FILE = "journal.jsonl"
 MARK = "published.json"  # a file in every folder that `poc publish` made, which may therefore be replaced
@@ -139,7 +139,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
             try:
                 fields = json.loads(line, parse_float=_finite, parse_constant=_finite)
                 schema = fields["schema"]
-                record = Record.from_json(fields) if schema == SCHEMA else None
+                record = from_plain(Record, fields) if schema == SCHEMA else None
             except UnknownFieldError as error:
                 unknown, advice = str(error).partition(";")[0], "git pull if it is of a newer version, else delete it"
                 raise UserError(f"{path}: line {number}: {unknown}; {advice}") from None

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from poc.config import Synthetic
@@ -18,7 +18,7 @@ from poc.records import noise
 from poc.records.noise import Norms
 from poc.records.timing import Window, split, throughput, warmup
 from poc.search import Result
-from poc.values import from_plain, to_plain, value
+from poc.values import to_plain, value
 
 SCHEMA = 3  # version of the records in journals
 COMPLETED, DIVERGED, FAILED, SKIPPED = "completed", "diverged", "failed", "skipped"
@@ -150,13 +150,8 @@ class Record(WorkerResult):
     workers: tuple[Worker, ...] = ()  # empty for a single worker
 
     def to_json(self) -> dict[str, Any]:
-        """Return nested plain values, from which `from_json` makes the same record."""
+        """Return nested plain values, from which `from_plain` makes the record again."""
         return {"schema": SCHEMA, **to_plain(self)}
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Record:
-        """Return the record that `to_json` wrote; raises UserError for anything else."""
-        return from_plain(Record, fields)
 
     @property
     def timed(self) -> list[Window]:

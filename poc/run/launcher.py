@@ -161,7 +161,7 @@ class LocalLauncher:
 
         `first` is the number of the first one. Workers that are interrupted report what they have measured.
         """
-        run, machine = Run.from_json(request["run"]), self._context.machine
+        run, machine = from_plain(Run, request["run"]), self._context.machine
         cards = own_gpus(run, machine, len(environments))
         cores, occupied = own_cores(run, cards), _occupied(cards)
         # A compiler gives no sign of life.

@@ -27,6 +27,7 @@ from poc.records.timing import Window
 from poc.run.launcher import HostResult, Launcher, LocalLauncher, RunContext
 from poc.run.loop import CHECKPOINT_SECONDS
 from poc.run.progress import label
+from poc.values import to_plain
 
 
 def execute(
@@ -56,7 +57,7 @@ def execute(
 
     for restarts_left in range(run.restarts, -1, -1):
         request = {
-            "run": run.to_json(),
+            "run": to_plain(run),
             "first_step": max(filter(is_usable, (step for step, _ in launcher.steps(run, conditions))), default=0),
             "attempt": uuid.uuid4().hex,
             "why": why,

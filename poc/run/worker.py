@@ -30,7 +30,7 @@ from poc.records.timing import Clock
 from poc.run import checkpoint, step_profile
 from poc.run.loop import Loop
 from poc.run.progress import Progress
-from poc.values import UserError, one_line, to_plain
+from poc.values import UserError, from_plain, one_line, to_plain
 
 T = TypeVar("T")
 EVALUATION_BATCH = 250
@@ -62,7 +62,7 @@ class Worker:
     """One worker, which does the `request` of its parent."""
 
     def __init__(self, request: dict[str, Any], events: TextIO) -> None:
-        self.run = Run.from_json(request["run"])
+        self.run = from_plain(Run, request["run"])
         self._request = request
         self._number = request["worker"]
         self._first_step = self._saved_step = request["first_step"]
