@@ -126,7 +126,8 @@ def as_list(raw: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def value(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass with keyword arguments only."""
+    """Make a frozen dataclass with keyword arguments only; `from_plain` refuses NaN and infinity in it."""
+    cls.__pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False)  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 

@@ -115,7 +115,7 @@ def test_records_of_others_join_once_and_another_machine_of_a_name_gets_a_number
     "line",
     [
         *(b'{"schema": 3, "run_id": "to', b"null", b"[1]", b"{}", b'{"schema": 3}', b"\xff\xfe", b"[" * 100_000),
-        *(b"NaN", b'{"schema": 3, "wall": 1e999}'),
+        b"NaN",
     ],
     ids=lambda line: repr(line[:24]),
 )
@@ -145,6 +145,17 @@ def test_a_record_with_a_setting_of_a_newer_version_is_refused_or_its_run_would_
     path.write_text(json.dumps({**fields, "run": {**fields["run"], "schedule_free": True}}) + "\n")
     with pytest.raises(UserError, match=r"line 1: .*schedule_free.*; git pull"):
         journal.read([path])
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("field", ['"wall": {}', '"parts": {{"train": {}}}', '"norms": [{{"step": {}}}]'])
+def test_a_number_that_is_not_finite_is_not_read(
+    field: str, number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal"
+    path.write_text(f"{json.dumps(record_of().to_json())[:-1]}, {field.format(number)}}}\n")
+    assert names_in(path) == []
+    assert "finite number" in capsys.readouterr().err
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:

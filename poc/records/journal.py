@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import secrets
@@ -137,7 +136,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
             if not line.strip() or line in records:
                 continue
             try:
-                fields = json.loads(line, parse_float=_finite, parse_constant=_finite)
+                fields = json.loads(line)
                 schema = fields["schema"]
                 record = from_plain(Record, fields) if schema == SCHEMA else None
             except UnknownFieldError as error:
@@ -150,14 +149,6 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 raise UserError(f"{path}: line {number} has schema {schema}, not {SCHEMA}: see reference/README.md")
             records[line] = record
     return list(records.values())
-
-
-def _finite(text: str) -> float:
-    """Parse a JSON number; ValueError for NaN and infinity."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is too large, or no number")
-    return number
 
 
 def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record]:
