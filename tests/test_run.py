@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -332,7 +333,7 @@ def test_a_display_card_is_not_used_and_the_others_are_monitored(tmp_path: Path)
     assert "power cap for 100%" in " ".join(record.notes)
 
 
-def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
+def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed_or_grew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, results = tmp_path / "poc/records/provenance.py", tmp_path / "results/journal.jsonl"
@@ -349,14 +350,15 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed(
     commit = git(tmp_path, "rev-parse", "--short=12", "HEAD").strip()
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     results.write_text("after\n")
-    assert provenance.commit() == commit
+    shutil.copy(HOME / ".gitignore", tmp_path)
     (tmp_path / "poc/.#loop.py").symlink_to("editor@host")  # Emacs' lock
+    assert provenance.commit() == commit
     changed = set()
-    for text in ("after\n", "later\n"):
-        code.write_text(text)
+    for path, text in ((tmp_path / "poc/new.py", "new\n"), (code, "after\n"), (code, "later\n")):
+        path.write_text(text)
         assert provenance.commit().startswith(f"{commit}-dirty-")
         changed.add(provenance.commit())
-    assert len(changed) == 2
+    assert len(changed) == 3
 
 
 # `poc run --trace`: a file of the profiler per worker, and the same record as without it

@@ -16,7 +16,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the git commit of this checkout; with "-dirty" and a hash if its code has changed since.
+    """Return the git commit of this checkout; with "-dirty" and a hash if its code has changed since, or has new files.
 
     Without a commit it is "unknown" and the hash, by which checkpoints of other code are known.
     """
@@ -32,7 +32,8 @@ def commit() -> str:
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
         head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/poc"], **options).returncode
+        status = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files", "--", ":/poc"]
+        changed = subprocess.run(status, check=True, **options).stdout
     except (OSError, subprocess.CalledProcessError):
         return f"unknown-{hashed}"
     return head.stdout[:12] + (f"-dirty-{hashed}" if changed else "")
