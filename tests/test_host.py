@@ -102,6 +102,21 @@ def test_workers_get_uuids_where_cuda_numbers_cards_unlike_the_driver(monkeypatc
         cards[card] = usual
 
 
+@pytest.mark.parametrize(("answer", "problem"), [("0", ""), ("802", "error 802"), ("1 / 0", "")])
+def test_cuda_that_does_not_start_is_reported_whatever_a_preloaded_library_prints(
+    answer: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, prints = subprocess.run, r"import os, atexit; os.write(1, b'\xff 7'); atexit.register(print, 'error 9')"
+
+    def run_with_answer(command: list[str], **options: Any) -> Any:
+        probe = command[-1].replace("ctypes.CDLL('libcuda.so.1').cuInit(0)", answer)
+        return run([*command[:-1], f"{prints}; {probe}"], **options)
+
+    monkeypatch.setattr(subprocess, "run", run_with_answer)
+    use(eight_cards(), monkeypatch)
+    assert (hardware.gpu_problem() != "", problem in hardware.gpu_problem()) == (problem != "", True)
+
+
 NVIDIA_CARD, NVIDIA_DISPLAY = ("0x030200", "0x10de"), ("0x030000", "0x10de")
 NVIDIA_BRIDGE, MI300X, RADEON_PRO_V520 = ("0x068000", "0x10de"), ("0x120000", "0x1002"), ("0x038000", "0x1002")
 AMD_DISPLAY, AMD_AUDIO, ASPEED = ("0x030000", "0x1002"), ("0x040300", "0x1002"), ("0x030000", "0x1a03")

@@ -21,12 +21,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 # Starts of the PCI classes of devices that somebody would rent to train on: VGA and 3D controllers of NVIDIA; of AMD 3D
 # and display controllers and accelerators, since the chip of a server's or laptop's screen is a VGA controller, too.
 _NVIDIA_CLASSES, _AMD_CLASSES = ("0x0300", "0x0302"), ("0x0302", "0x0380", "0x1200")
-_CUDA_HINTS = {
-    802: "start nvidia-fabricmanager, of the driver's version",
-    803: "restart the machine, whose driver was updated",
-    804: "take the folder of cuda-compat out of LD_LIBRARY_PATH",
-    999: "sudo modprobe nvidia-uvm",
-}
+_CUDA_HINT = "restart the machine or the container; GPUs with NVSwitch also need nvidia-fabricmanager"
 
 
 @value
@@ -134,15 +129,13 @@ def gpu_problem() -> str:
 
 def _cuda_problem() -> str:
     """Return why CUDA does not start though the driver answers; empty if it does, or its library is elsewhere."""
-    probe = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    probe = "import ctypes; print('\\nCUDA: error', ctypes.CDLL('libcuda.so.1').cuInit(0))"
     try:
-        done = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, timeout=60)
     except subprocess.TimeoutExpired:
-        return "CUDA does not start within a minute: restart the machine or the container"
-    *_, answer = ["0", *done.stdout.split()]  # a preloaded library may print, too
-    if (error := int(answer)) == 0:
-        return ""
-    return f"CUDA does not start (error {error}): {_CUDA_HINTS.get(error, 'restart the machine or the container')}"
+        return f"CUDA does not start within a minute: {_CUDA_HINT}"
+    error = re.search(rb"^CUDA: error ([1-9]\d*)$", done.stdout, re.MULTILINE)  # a preloaded library may print, too
+    return f"CUDA does not start (error {error[1].decode()}): {_CUDA_HINT}" if error else ""
 
 
 def _unused(device: Path, why: str) -> str:
