@@ -8,8 +8,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -105,15 +103,13 @@ def checked(name: str, raw: Any, kind: Any) -> Any:
 
 
 def plain(raw: Any) -> Any:
-    """Return Python's own number for one of NumPy's, a fraction or a decimal; anything else as it is.
+    """Return Python's own number for one of NumPy's; anything else as it is.
 
     A float32 is read as it is printed: 0.1, and not 0.10000000149011612.
     """
     if isinstance(raw, np.floating):
         return float(str(raw))
-    if isinstance(raw, np.generic):
-        return raw.item()
-    return float(raw) if isinstance(raw, (Fraction, Decimal)) else raw
+    return raw.item() if isinstance(raw, np.generic) else raw
 
 
 def as_list(raw: Any) -> Any:
