@@ -272,7 +272,7 @@ class Trainer:
     def _monitored(self, run: Run, told: WorkerResult) -> Monitored:
         seconds = sum(window.seconds for window in told.windows)
         if run.kind == "cpu":
-            return Monitored(samples=int(seconds), devices=(DeviceUse(device="cpu", utilisation=0.9),), of_windows=True)
+            return Monitored(samples=int(seconds), devices=(DeviceUse(device="cpu", utilisation=0.9),))
         card = next(held for held in CARDS.values() if held[0] == self.machine.gpus[0].name)
         each = DeviceUse(
             device="",
@@ -287,7 +287,7 @@ class Trainer:
         )
         count = 1 if run.emulated else run.devices
         named = (dataclasses.replace(each, device=f"gpu {number}") for number in range(count))
-        return Monitored(samples=int(seconds), devices=tuple(named), of_windows=True)
+        return Monitored(samples=int(seconds), devices=tuple(named))
 
 
 OTHER = {

@@ -486,7 +486,7 @@ def test_a_batch_s_throughput_is_of_the_setting_with_most_seeds() -> None:
 
 
 def test_reduced_clocks_of_any_repeat_are_noted() -> None:
-    heat = {"samples": 30, "of_windows": True, "devices": [{"device": "gpu 0", "throttled": {"heat": 0.2}}]}
+    heat = {"samples": 30, "devices": [{"device": "gpu 0", "throttled": {"heat": 0.2}}]}
 
     def notes(*records: Record) -> int:
         results = results_of(*records)

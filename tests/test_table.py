@@ -54,8 +54,8 @@ def norms(step: int, scale: float) -> dict[str, float]:
     return {"step": step, "small": 1 + scale / 32, "large": 1 + scale / 128}
 
 
-def monitored(*devices: dict[str, Any], of_windows: bool = True) -> dict[str, Any]:
-    return {"monitor": {"samples": 30, "of_windows": of_windows, "devices": devices}}
+def monitored(*devices: dict[str, Any]) -> dict[str, Any]:
+    return {"monitor": {"samples": 30, "devices": devices}}
 
 
 def test_versions_of_a_changed_model_file_are_models_of_their_own_and_the_latest_has_the_plain_name() -> None:
@@ -134,7 +134,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"joules_per_sample": math.nan, "utilisation": 0.5},
     ),
     "energy of one of two": (monitored(COUNTED, NOT_COUNTED), {"joules_per_sample": math.nan}),
-    "energy of all the run": (monitored(COUNTED, of_windows=False), {"joules_per_sample": math.nan}),
     # The fourth of six windows starts at 12 s.
     "resumed": (
         {**monitored(COUNTED), "epoch_seconds": (2.0,) * 3 + (12.0,) * 3, "resumed": [{**RESUMED, "at": 11.5}]},

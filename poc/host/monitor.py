@@ -59,7 +59,6 @@ class Monitored:
 
     samples: int
     devices: tuple[DeviceUse, ...]
-    of_windows: bool = False  # False in earlier versions, which counted all the time of the processes
 
 
 @dataclasses.dataclass(eq=False)
@@ -142,7 +141,7 @@ class Monitor:
         """Summarise the samples within the `spans` of the timed windows."""
         samples = max((len(device.samples) for device in self._devices), default=0)
         devices = tuple(device.summary(spans) for device in self._devices)
-        return Monitored(samples=samples, devices=devices, of_windows=True)
+        return Monitored(samples=samples, devices=devices)
 
     def _watch(self) -> None:
         is_last, start = False, time.monotonic()

@@ -205,8 +205,7 @@ class Record(WorkerResult):
     @property
     def joules_per_sample(self) -> float | None:
         """Energy of all devices after warm-up; None without a counter, or in less than `LEAST_SECONDS_OF_ENERGY`."""
-        devices = self.devices if self.monitor and self.monitor.of_windows else ()
-        timed = self.last_windows[warmup(self.last_windows) :]
+        devices, timed = self.devices, self.last_windows[warmup(self.last_windows) :]
         seconds = _seconds(timed)
         if seconds < LEAST_SECONDS_OF_ENERGY or not devices or any(device.joules is None for device in devices):
             return None
