@@ -126,7 +126,7 @@ def test_two_hosts_train_as_two_workers_on_one(nodes: Nodes, second: Host, tmp_p
     for fields in ({}, *FRAMEWORKS.values()):
         record = records[run_of(**{**JOINED, **fields}).id]
         assert (record.outcome, record.reason) == (COMPLETED, ""), output
-        assert [worker.worker for worker in record.workers] == [0, 1]
+        assert len(record.workers) == 2
         assert record.hardware.describe().startswith("2 hosts, each CPU")
         assert [device.device for device in record.monitor.devices] == ["cpu", "host 1 cpu"]
         (joined,) = (tmp_path / "checkpoints").glob(f"*-{record.run_id}")

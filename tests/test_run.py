@@ -115,7 +115,7 @@ def test_two_workers_train_as_one_on_data_that_cannot_be_divided_equally(tmp_pat
     record = executed(tmp_path, **fields, cores_per_worker=1 if MACHINE.cores > 1 else None, detail=4)
     assert (record.outcome, record.reason) == (COMPLETED, "")
     assert [window.samples for window in record.windows] == [80, 16] * 3
-    assert [worker.worker for worker in record.workers] == [0, 1]
+    assert len(record.workers) == 2
     for worker in record.workers:
         assert [(window.steps, window.samples) for window in worker.windows] == [(5, 40), (1, 8)] * 3
         check_split(worker)

@@ -143,8 +143,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "run": {**TWO, "kvstore": {"name": "ssp", "staleness": 2}},
             "workers": [
-                {"worker": worker, "windows": [], "sync_stats": {"staleness": counts, "stale_wait_seconds": 1.0}}
-                for worker, counts in enumerate(({"0": 6, "1": 2}, {"2": 2}))
+                {"sync_stats": {"staleness": counts, "stale_wait_seconds": 1.0}}
+                for counts in ({"0": 6, "1": 2}, {"2": 2})
             ],
         },
         {"staleness_mean": 0.6, "staleness_max": 2},

@@ -65,12 +65,11 @@ class SyncStats:
 
 @value
 class Worker:
-    """Measurements of one worker of several; a lost worker has no wall time."""
+    """Measurements of one worker that a record keeps for each of several."""
 
-    worker: int
-    windows: tuple[Window, ...]
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    wall: float | None = None
+    windows: tuple[Window, ...] = ()
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds by phase (`poc.records.timing.PARTS`)
+    wall: float | None = None  # seconds from the start of its process to its end; None if it was lost
     sync_stats: SyncStats | None = None
 
 
@@ -97,7 +96,7 @@ class CheckpointNote:
 
 
 @value
-class WorkerResult:
+class WorkerResult(Worker):
     """Measurements of one worker of a run, or of all of them together."""
 
     outcome: str = ""  # `COMPLETED`, `DIVERGED`, `OUT_OF_MEMORY`, `FAILED` or `SKIPPED`
@@ -106,13 +105,9 @@ class WorkerResult:
     data_checksum: str = ""  # their checksum (`DataId.checksum`)
     parameters: int | None = None
     threads: int | None = None  # OpenMP threads of each worker; None if unknown
-    windows: tuple[Window, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds by phase (`poc.records.timing.PARTS`)
-    wall: float | None = None  # seconds from the start of its process to its end; None if it was lost
     memory: Memory = Memory()
     peak_flops: float | None = None  # per second, of a large matrix product on the same devices, after the training
-    sync_stats: SyncStats | None = None
     detail: Breakdown | None = None
     norms: tuple[Norms, ...] = ()
     resumed: tuple[CheckpointNote, ...] = ()
@@ -147,7 +142,7 @@ class Record(WorkerResult):
     monitor: Monitored | None = None
     framework_choice: str = ""  # reason for its framework, if the plan chose it
     price_per_hour: float | None = None  # dollars, set by the user; published prices are looked up when pages are made
-    workers: tuple[Worker, ...] = ()  # empty for a single worker
+    workers: tuple[Worker, ...] = ()  # in their order; empty for a single worker
 
     def to_json(self) -> dict[str, Any]:
         """Return nested plain values, from which `from_plain` makes the record again."""
