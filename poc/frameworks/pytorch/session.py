@@ -234,7 +234,7 @@ class TorchSession(Session):
         torch._foreach_zero_(self._gradients())
         return is_correct
 
-    def apply_update(self, learning_rate: float, *, local: bool = False) -> None:
+    def apply_update(self, learning_rate: float) -> None:
         optimizers.set_learning_rate(self._optimizer, learning_rate)
         self._update()
 
