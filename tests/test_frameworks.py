@@ -290,6 +290,13 @@ def test_a_session_resumes_to_the_same_bits_from_the_state_of_another(run: Run) 
     assert distance(end, cut) > 1e-3
 
 
+def test_steps_are_synchronised_again_after_one_without_it_has_failed() -> None:
+    session = frameworks.open_session(planned("reference").run)
+    with pytest.raises(MemoryError), session.without_sync():
+        raise MemoryError
+    assert session._syncs
+
+
 @on_each({})
 def test_the_loss_of_a_window_is_the_mean_over_its_samples_and_a_batch_is_copied_once(run: Run) -> None:
     session = frameworks.open_session(run)

@@ -126,8 +126,10 @@ class Session(abc.ABC):
     def without_sync(self) -> Iterator[None]:
         """Let each replica be updated by its own gradients in the steps within: the upper bound of the speed."""
         self._syncs = False
-        yield
-        self._syncs = True
+        try:
+            yield
+        finally:  # a trace of synchronised steps may follow
+            self._syncs = True
 
     def _seed_step(self) -> None:
         """Give the step dropout masks of its own, the same ones in a resumed run.
