@@ -49,7 +49,7 @@ def test_the_build_of_each_framework_or_why_there_is_none(
     machine = simulate("one")
     for name, expected in (("mxnet", mxnet), ("pytorch", pytorch)):
         build = builds.choose(frameworks.load(name).BUILDS, machine)
-        reason = builds.unsupported(frameworks.load(name).BUILDS, machine.gpus[0], driver)
+        reason = frameworks.unsupported(name, machine.gpus[0], machine)
         assert build is not None
         assert expected in (reason or str(build))
         assert bool(build.code) == (reason is None)

@@ -262,12 +262,17 @@ def usable(name: str, machine: Hardware) -> list[GPU]:
 def unsupported(name: str, gpu: GPU, machine: Hardware) -> str | None:
     """Return why framework `name` cannot run on `gpu` of `machine`, in one line; None if it can."""
     candidates = available(name, machine)
+    gpu_builds = [build for build in candidates if build.code]
+    # If some have code for it, the driver or the libraries are the reason.
+    possible = [build for build in gpu_builds if build.has_code(gpu)] or gpu_builds[:1]
+    reasons = [build.refuses(gpu, machine.driver) for build in possible]
+    if None not in reasons:
+        return "; ".join(filter(None, reasons)) or "no build for GPUs"
     build = builds.choose(candidates, machine)
-    if reason := builds.unsupported(candidates, gpu, machine.driver) or (build and build.refuses(gpu, machine.driver)):
+    assert build  # one runs on this card
+    if reason := build.refuses(gpu, machine.driver):
         return reason
-    if build is None or build.is_installed(versions(name)):
-        return None
-    return f"{build} is not installed: ./make_environment.sh"
+    return None if build.is_installed(versions(name)) else f"{build} is not installed: ./make_environment.sh"
 
 
 def gpu_problem(machine: Hardware) -> str:

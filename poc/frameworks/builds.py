@@ -70,15 +70,6 @@ def choose(builds: Sequence[Build], machine: Hardware) -> Build | None:
     return None
 
 
-def unsupported(builds: Sequence[Build], gpu: GPU, driver: str) -> str | None:
-    """Return why no build runs on `gpu`, in one line, or None."""
-    gpu_builds = [build for build in builds if build.code]
-    # If some have code for it, the driver or the libraries are the reason.
-    candidates = [build for build in gpu_builds if build.has_code(gpu)] or gpu_builds[:1]
-    reasons = [build.refuses(gpu, driver) for build in candidates]
-    return None if None in reasons else "; ".join(filter(None, reasons)) or "no build for GPUs"
-
-
 def named_python() -> str:
     """Return the Python that make_environment.sh was started with; empty if unknown."""
     return _NAMED_PYTHON.read_text().strip() if _NAMED_PYTHON.exists() else ""
