@@ -3,6 +3,7 @@ something else than sums."""
 
 import dataclasses
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -350,7 +351,10 @@ def test_horovod_reports_a_host_name_that_resolves_to_the_loopback(monkeypatch: 
     monkeypatch.setenv("HOROVOD_HOSTNAME", "10.77.0.1")
     with pytest.raises(OSError, match=r"127\.0\.1\.1.*10\.77\.0\.1"):
         distributed.HorovodSession._open_store(object())  # type: ignore[arg-type]
-    distributed.check_name_resolves("127.0.0.1")
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "127.0.0.1")
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    with pytest.raises(ImportError, match="horovod"):
+        distributed.HorovodSession._open_store(object())  # type: ignore[arg-type]
 
 
 def test_drop_out_on_a_gpu_draws_from_the_generators_that_are_seeded() -> None:

@@ -1,5 +1,6 @@
 """Sessions of workers that are several processes, or whose parameters are on servers: MXNet's kvstores, and Horovod."""
 
+import contextlib
 import os
 import socket
 import time
@@ -61,7 +62,12 @@ class HorovodSession(DistributedSession):
     def _open_store(self) -> None:
         address = os.environ["HOROVOD_HOSTNAME"]
         os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(address)
-        check_name_resolves(address)
+        # Horovod 0.28.1 forgets its interface when it connects a process set, and listens where the name resolves.
+        name, resolved = socket.gethostname(), "nothing"
+        with contextlib.suppress(OSError):
+            resolved = socket.gethostbyname(name)
+        if resolved == "nothing" or (resolved.startswith("127.") and not address.startswith("127.")):
+            raise OSError(f"host name {name} resolves to {resolved}, and Horovod needs {address} (/etc/hosts)")
         import horovod.mxnet  # optional: only for runs with this kvstore
 
         self._horovod = horovod.mxnet
@@ -85,22 +91,6 @@ class HorovodSession(DistributedSession):
         mx.nd.waitall()
         self._horovod.allreduce_(mx.nd.zeros(1), op=self._horovod.Sum, name="barrier")
         mx.nd.waitall()
-
-
-def check_name_resolves(address: str) -> None:
-    """Raise OSError if this host takes part at `address`, but its own name resolves to 127.*, or not at all.
-
-    Horovod 0.28.1 forgets its interface when it connects a process set, and listens where the host's name resolves.
-    """
-    name, problem = socket.gethostname(), ""
-    try:
-        resolved = socket.gethostbyname(name)
-        if resolved.startswith("127.") and not address.startswith("127."):
-            problem = f"resolves to {resolved}"
-    except OSError as error:
-        problem = f"has no address ({error})"
-    if problem:
-        raise OSError(f"host name {name} {problem}; Horovod needs it to resolve to {address} (/etc/hosts)")
 
 
 class AsyncSession(DistributedSession):
