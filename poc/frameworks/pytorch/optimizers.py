@@ -25,16 +25,24 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Momentum(Optimizer):
-    """SGD with momentum: Nesterov's in groups with `nesterov`, and orthogonalised in groups with `orthogonal`.
+    """SGD with momentum, Nesterov's, or Muon's, orthogonalised in groups with `orthogonal` (Jordan et al. 2024).
 
-    The latter are Muon's (Jordan et al. 2024). Weight decay is decoupled in these groups, and a part of the gradient in
-    the others. A learning rate in a tensor is read on the device, by each replay of a CUDA graph.
+    Weight decay is decoupled in these groups, and a part of the gradient in the others. A learning rate in a tensor is
+    read on the device, by each replay of a CUDA graph.
+
+    As in MXNet the momentum b contains the learning rate: b = m b + rate g, w = w - b. Muon's does not, nor does one
+    that is corrected when the rate changes: b = m b + g, w = w - rate b, so that a change leaves b as it is.
     """
 
-    def __init__(self, groups: Any, *, momentum: float, unit_weights: bool = False, dtype: Any = torch.float32) -> None:
-        options = {"lr": 0.0, "momentum": momentum, "weight_decay": 0.0, "nesterov": False, "orthogonal": False}
-        super().__init__(groups, options)
-        self._unit_weights, self._dtype = unit_weights, dtype
+    def __init__(self, groups: Any, run: Run) -> None:
+        super().__init__(groups, {"lr": 0.0})
+        self._options: Any = run.optimizer
+        is_muon = isinstance(run.optimizer, config.Muon)
+        self._is_nesterov = is_muon or isinstance(run.optimizer, config.Nesterov)
+        self._corrects = getattr(run.optimizer, "momentum_correction", False)
+        self._contains_rate = not is_muon and not self._corrects
+        # Jordan et al. orthogonalise in bfloat16, too.
+        self._dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -44,17 +52,21 @@ class Momentum(Optimizer):
                 self._update(group, parameters)
 
     def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        rate, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        rate, momentum, decay = group["lr"], self._options.momentum, group["weight_decay"]
         gradients: Any = [parameter.grad for parameter in parameters]
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         if decay and not group["orthogonal"]:
             gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+        if self._contains_rate:
+            gradients, rate = torch._foreach_mul(gradients, rate), 1.0
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_add_(buffers, gradients)
-        directions = torch._foreach_add(gradients, buffers, alpha=momentum) if group["nesterov"] else buffers
+        if self._corrects:  # in MXNet a rate of 0 ends the momentum
+            torch._foreach_mul_(buffers, (rate != 0) * 1.0)
+        directions = torch._foreach_add(gradients, buffers, alpha=momentum) if self._is_nesterov else buffers
         if group["orthogonal"]:
             directions = orthogonalised(directions, self._dtype)
-            if self._unit_weights:
+            if self._options.unit_weights:
                 torch._foreach_mul_(parameters, _unit_scales(parameters))
             if decay:
                 torch._foreach_mul_(parameters, 1 - rate * decay)
@@ -123,17 +135,11 @@ def build(run: Run, parameters: Tensors, decays: Sequence[bool], *, capturable: 
         optimizer = torch.optim.AdamW(groups, 0.0, betas, options.epsilon, foreach=True, capturable=capturable)
     else:
         for group in groups:
-            group["nesterov"] = isinstance(options, (config.Nesterov, config.Muon))
-            if not is_muon:
-                group.update(velocity_factor=1.0, corrects=getattr(options, "momentum_correction", False))
-            elif group["orthogonal"] and run.is_range_test:  # which varies the others' rate
+            if group["orthogonal"] and run.is_range_test:  # which varies the others' rate
                 group["own_rate"] = options.lr
             elif group["orthogonal"]:
                 group["lr_scale"] = options.lr / run.learning_rate
-        # Jordan et al. orthogonalise in bfloat16, too.
-        dtype = torch.bfloat16 if run.dtype == "bfloat16" else torch.float32
-        names, unit_weights = ["momentum_buffer"], getattr(options, "unit_weights", False)
-        optimizer = Momentum(groups, momentum=options.momentum, unit_weights=unit_weights, dtype=dtype)
+        names, optimizer = ["momentum_buffer"], Momentum(groups, run)
     for parameter in parameters:
         optimizer.state[parameter] = {
             name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
@@ -164,40 +170,18 @@ def put_rates_on_device(optimizer: Optimizer, device: torch.device) -> bool:
     if not isinstance(optimizer, Momentum) and not all(group.get("capturable") for group in optimizer.param_groups):
         return False
     for group in optimizer.param_groups:
-        for name in {"lr", "velocity_factor"} & group.keys():
-            group[name] = torch.full((), group[name], device=device)
+        group["lr"] = torch.full((), group["lr"], device=device)
     return True
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step, so that SGD takes the steps of MXNet's.
-
-    MXNet: v = m v - rate g, w = w + v. PyTorch: b = m b + g, w = w - rate b. So b is -v / rate, and is scaled by old
-    rate / new rate when the rate changes (`scale_velocity`). Momentum correction scales v by new rate / old rate: that
-    leaves b as it is. After a rate of 0, which moves nothing, the momentum is 0.
-    """
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
-        previous = group.get("rate", 0.0)
-        group["rate"] = group.get("own_rate", rate * group.get("lr_scale", 1.0))
-        factor = previous / rate if rate else 1.0
-        if group.get("corrects"):
-            factor = 0.0 if rate and not previous else 1.0
-        numbers = {"lr": group["rate"], "velocity_factor": factor}
-        for name in numbers.keys() & group.keys():
-            if isinstance(group[name], torch.Tensor):
-                group[name].fill_(numbers[name])
-            else:
-                group[name] = numbers[name]
-
-
-@torch.no_grad()
-def scale_velocity(optimizer: Optimizer) -> None:
-    """Scale the momentum of SGD, as the next step's learning rate needs it."""
-    for group in optimizer.param_groups:
-        factor = group.get("velocity_factor", 1.0)
-        if isinstance(factor, torch.Tensor) or factor != 1:
-            buffers = [optimizer.state[parameter]["momentum_buffer"] for parameter in group["params"]]
-            torch._foreach_mul_(buffers, factor)
+        group_rate = group.get("own_rate", rate * group.get("lr_scale", 1.0))
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(group_rate)
+        else:
+            group["lr"] = group_rate
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -212,15 +196,12 @@ def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
 
 def state(optimizer: Optimizer) -> dict[str, np.ndarray]:
     """Return the state that `load_state` restores."""
-    tensors = {name: tensor.cpu().numpy() for name, tensor in state_tensors(optimizer).items()}
-    return {**tensors, "optimizer/lr": np.array([group.get("rate", 0.0) for group in optimizer.param_groups])}
+    return {name: tensor.cpu().numpy() for name, tensor in state_tensors(optimizer).items()}
 
 
 @torch.no_grad()
 def load_state(optimizer: Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
     """Restore the state from a checkpoint's arrays, in place where it exists."""
-    for group, rate in zip(optimizer.param_groups, arrays["optimizer/lr"].tolist()):
-        group["rate"] = rate
     if present := state_tensors(optimizer):
         for name, tensor in present.items():
             tensor.copy_(torch.from_numpy(arrays[name]))

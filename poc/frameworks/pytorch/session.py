@@ -240,7 +240,6 @@ class TorchSession(Session):
 
     def _update(self) -> None:
         """Apply the optimizer at the learning rate that is set."""
-        optimizers.scale_velocity(self._optimizer)
         if self._loss_scale:
             self._scaled_update(self._loss_scale)
         else:
