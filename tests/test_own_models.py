@@ -126,82 +126,61 @@ def test_a_wrong_name_is_one_line_before_anything_is_started(model: str, words: 
         plans(model, folder)
 
 
-def test_the_hash_covers_the_file_and_what_it_imports_beside_it(folder: Path) -> None:
-    before = own_models.source_hash("pytorch_net.py:net", folder)
-    assert before == own_models.source_hash("pytorch_net.py:other", folder)
-    (folder / "unrelated.py").write_text("")
-    assert before == own_models.source_hash("pytorch_net.py:net", folder)
-    (folder / "parts.py").write_text(PARTS + "\n")
-    changed = own_models.source_hash("pytorch_net.py:net", folder)
-    (folder / "pytorch_net.py").write_text("syntax error(")
-    assert len({before, changed, own_models.source_hash("pytorch_net.py:net", folder)}) == 3
-    assert own_models.source_hash("timm:resnet18", folder) == ""
+FILES = {
+    "net.py": "from layers.blocks import Block\nimport json\n",
+    "layers/__init__.py": "",
+    "layers/blocks.py": "from . import parts\nfrom .deep.more import x\n",
+    "layers/parts.py": "",
+    "layers/deep/__init__.py": "",
+    "layers/deep/more.py": "from ..shared import y\nimport broken\n",
+    "layers/shared.py": "",
+    "broken.py": "syntax error(",
+    "unrelated.py": "",
+    "site/small.py": "import torch",  # the first folder of sys.path
+    "site/torch.py": "",
+    "elsewhere/installed/__init__.py": "",
+    "elsewhere/installed/models.py": "from installed.layers import x\nimport other",
+    "elsewhere/installed/layers.py": "",
+    "elsewhere/other.py": "",
+}
+COVERED = {
+    "net.py:net": {name for name in FILES if name.startswith(("net", "layers", "broken"))},
+    "layers.parts:net": {"layers/__init__.py", "layers/parts.py"},
+    "layers.deep.more:net": {
+        *("layers/__init__.py", "layers/deep/__init__.py", "layers/deep/more.py", "layers/shared.py", "broken.py")
+    },
+    "small:net": {"site/small.py"},
+    "installed.models:net": {name for name in FILES if name.startswith("elsewhere/installed")},
+    "timm:resnet18": set(),
+}
 
 
-def test_the_hash_covers_packages_beside_the_file_and_what_they_import(tmp_path: Path) -> None:
-    files = {
-        "net.py": "from layers.blocks import Block\nimport json\n",
-        "layers/__init__.py": "",
-        "layers/blocks.py": "from . import parts\nfrom .deep.more import x\n",
-        "layers/parts.py": "",
-        "layers/deep/__init__.py": "",
-        "layers/deep/more.py": "from ..shared import y\nimport helpers\n",
-        "layers/shared.py": "",
-        "helpers.py": "",
-    }
-    for name, code in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(code)
-    hashes = [own_models.source_hash("net.py:net", tmp_path)]
-    for name, code in files.items():
-        (tmp_path / name).write_text(f"{code}\n# changed")
-        hashes.append(own_models.source_hash("net.py:net", tmp_path))
-    assert len({*hashes}) == len(files) + 1
-    assert own_models.source_hash("layers.deep.more:x", tmp_path) not in hashes
-
-
-def test_the_hash_covers_the_package_of_an_installed_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", COVERED)
+def test_the_hash_covers_the_file_its_packages_and_what_they_import_of_the_recipe_s_folder_and_their_own(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Finder:
         """As an editable installation leaves one in place of a folder in sys.path."""
 
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-            file = tmp_path / name / "__init__.py"
+            file = tmp_path / "elsewhere" / name / "__init__.py"
             return importlib.util.spec_from_file_location(name, file) if name == "installed" else None
 
-    for name, code in {"__init__": "", "models": "from installed.layers import x\nimport other", "layers": ""}.items():
-        (tmp_path / "installed").mkdir(exist_ok=True)
-        (tmp_path / "installed" / f"{name}.py").write_text(code)
-    (tmp_path / "other.py").touch()
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
-    hashes = []
-    for changed in ("other.py", "installed/layers.py"):
-        hashes.append(own_models.source_hash("installed.models:net", tmp_path / "recipes"))
-        (tmp_path / changed).write_text("# changed")
-    hashes.append(own_models.source_hash("installed.models:net", tmp_path / "recipes"))
-    assert (hashes[0] == hashes[1], hashes[1] == hashes[2]) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("model", "changed", "is_covered"),
-    [
-        ("nets.one:net", "nets/__init__.py", True),
-        ("nets.deep.two:net", "nets/__init__.py", True),
-        ("small:net", "site/small.py", True),
-        ("small:net", "site/torch.py", False),
-    ],
-)
-def test_the_hash_covers_the_packages_of_a_module_but_not_what_is_installed_beside_it(
-    model: str, changed: str, is_covered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = {"nets/__init__.py": "WIDTH = 32", "nets/one.py": "from . import WIDTH", "nets/deep/__init__.py": ""}
-    for name, code in {**files, "nets/deep/two.py": "", "site/small.py": "import torch", "site/torch.py": ""}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name, code in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(code)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
-    before = own_models.source_hash(model, tmp_path)
-    (tmp_path / changed).write_text("# changed")
-    assert (own_models.source_hash(model, tmp_path) != before) == is_covered
+    covered, before = set(), own_models.source_hash(model, tmp_path)
+    assert bool(before) == bool(COVERED[model])
+    assert own_models.source_hash(f"{model}2", tmp_path) == before  # another function
+    for name in FILES:
+        (tmp_path / name).write_text(f"{FILES[name]}\n# changed")
+        after = own_models.source_hash(model, tmp_path)
+        covered |= {name} if after != before else set()
+        before = after
+    assert covered == COVERED[model]
 
 
 def test_a_module_is_one_of_the_folder_or_an_installed_one(tmp_path: Path) -> None:
