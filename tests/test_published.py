@@ -21,12 +21,6 @@ def of_study(study: str) -> list[Row]:
     return [row for row in ROWS if row.study == study]
 
 
-def test_each_row_is_there_once_and_as_printed() -> None:
-    places = [(row.study, row.machine, row.model, row.framework, row.printed) for row in ROWS]
-    assert len(set(places)) == len(places)
-    assert all(row.printed for row in ROWS)
-
-
 def test_a_batch_of_the_keras_study_is_per_gpu_and_its_address_is_of_one_version() -> None:
     rows = [row for row in of_study("keras_multi_gpu") if row.model == "keras_cifar10_cnn"]
     assert len(rows) == 18
