@@ -7,7 +7,6 @@ import hashlib
 import http.server
 import io
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -418,36 +417,11 @@ def test_a_failed_download_leaves_nothing_and_warns_of_synthetic_images(
     assert entries(tmp_path) == []
 
 
-def loader(cache: Path, url: str) -> subprocess.Popen[str]:
-    """A process that loads CIFAR-10."""
-    code = f"from tests.test_data import *; print(load(None, Path({str(cache)!r}), released({url!r})).name)"
-    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-    return subprocess.Popen(command, cwd=HOME, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-
-
-def test_a_killed_download_is_not_used(tmp_path: Path) -> None:
-    def has_begun() -> bool:
-        # pooch tries the folder with an empty file, which is gone the next moment.
-        with contextlib.suppress(FileNotFoundError):
-            return any(path.stat().st_size for path in tmp_path.glob("tmp*"))
-        return False
-
-    # Long enough that it cannot end before it is killed.
-    with served(ARCHIVE * 1000, pause=0.002) as url:
-        process = loader(tmp_path, url)
-        while not has_begun():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    with served(ARCHIVE) as url:
-        check(load(None, tmp_path, released(url)))
-    assert set(entries(tmp_path)) > {TGZ, ENTRY}
-
-
 def test_processes_share_a_cache(tmp_path: Path) -> None:
     with served(ARCHIVE, pause=0.01) as url:
-        processes = [loader(tmp_path, url) for _ in range(3)]
+        code = f"from tests.test_data import *; print(load(None, Path({str(tmp_path)!r}), released({url!r})).name)"
+        command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+        processes = [subprocess.Popen(command, cwd=HOME, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
         outputs = [process.communicate(timeout=600) for process in processes]
     assert [out for out, _ in outputs] == ["cifar10\n"] * 3
     assert sum("Downloading" in err for _, err in outputs) == 1
