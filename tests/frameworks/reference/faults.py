@@ -14,16 +14,13 @@ from poc.data import Batch
 
 from .session import NumpySession
 
-# A minute of CPU time: a run that is not ended before completes, and its test sees that.
-_SPIN_SECONDS = 60.0
-
 
 class FaultySession(NumpySession):
     """A session with a fault, and one that waits before the step in the file POC_HOLD while that file exists.
 
     "crash": it crashes when it is closed. "peak": out of memory in `peak_flops`; "apart": in a step without
     synchronisation; "48", a number: with more samples per device. "diverge": the second worker's loss is infinite.
-    "sum": gradients are summed wrongly. "spin": the tenth step hangs and keeps a core busy.
+    "sum": gradients are summed wrongly.
     """
 
     _peak_bytes = 1_000_000
@@ -42,9 +39,6 @@ class FaultySession(NumpySession):
     def step(self, batch: Batch, learning_rate: float, *, norms: bool = False) -> None:
         while self._is_held():
             time.sleep(0.02)
-        until = time.process_time() + (_SPIN_SECONDS if self._fault == "spin" and self._step == 10 else 0.0)
-        while time.process_time() < until:
-            pass
         if self._fault.isdigit() and self._run.batch_per_device > int(self._fault):
             raise MemoryError(f"no room for {self._run.batch_per_device} samples")
         if self._fault == "apart" and not self._syncs:
