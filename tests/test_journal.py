@@ -28,19 +28,6 @@ def names_in(*paths: Path) -> list[str]:
     return [record.run_id for record in journal.read(paths)]
 
 
-def process(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a process with `code`, which has a journal's `path` and `append` for records with a name and a reason."""
-    head = (
-        "import sys, time; from pathlib import Path; from poc.records import journal\n"
-        "from poc.records.record import Record; from poc.values import from_plain\n"
-        f"path, plain = Path(sys.argv[1]), {record_of().to_json()!r}\n"
-        "def append(name, reason):\n"
-        "    journal.append(path, from_plain(Record, {**plain, 'run_id': name, 'reason': reason}))\n"
-    )
-    command = [sys.executable, "-c", head + code, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE, text=True)
-
-
 def test_each_machine_has_a_folder_with_a_name_like_its_own(tmp_path: Path) -> None:
     names = ["EPYC-2", "p2.8xlarge", "CPU: AMD EPYC, 2 cores", "CPU-AMD-EPYC-2-cores", "CPU: AMD EPYC: 2 cores"]
     names += ["", ".", "..", "../up", "a/b", "a b", "rows.csv", "journal.jsonl", "名", "\udcff", "x" * 300, "x" * 301]
@@ -177,10 +164,10 @@ def test_a_file_system_without_locks_accepts_records(tmp_path: Path, monkeypatch
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    code = "for i in range(25): append(f'{sys.argv[2]} {i}', 'y' * 5000)"
-    writers = [process(code, path, number) for number in range(4)]
-    for writer in writers:
-        writer.communicate()
-        assert writer.returncode == 0
+    code = "from tests.test_journal import *\nfor i in range(25):\n"
+    code += "    journal.append(Path(sys.argv[1]), record_of(run_id=f'{sys.argv[2]} {i}', reason='y' * 5000))"
+    commands = [[sys.executable, "-c", code, str(path), str(number)] for number in range(4)]
+    writers = [subprocess.Popen(command, cwd=HOME) for command in commands]
+    assert [writer.wait() for writer in writers] == [0] * 4
     names = [json.loads(line)["run_id"] for line in path.read_text().splitlines()]
     assert sorted(names) == sorted(f"{number} {i}" for number in range(4) for i in range(25))
