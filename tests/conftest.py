@@ -1,9 +1,7 @@
-import contextlib
 import ctypes
 import dataclasses
 import gc
 import os
-import resource
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,14 +100,3 @@ def of_torch(test: Any) -> Any:
 def refused(pattern: str) -> Any:
     """Expect a UserError of one line that matches."""
     return pytest.raises(UserError, match=pattern, check=lambda error: "\n" not in str(error))
-
-
-@contextlib.contextmanager
-def no_file_beyond(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -1,5 +1,6 @@
 """Checkpoints on a real disk: complete or not there."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,6 @@ import pytest
 
 from poc.run import checkpoint
 from poc.run.checkpoint import Checkpoint
-from tests.conftest import no_file_beyond
 
 HERE = {"machine": "this"}
 
@@ -102,7 +102,12 @@ def test_all_checkpoints_or_all_but_one_step_can_be_removed(tmp_path: Path) -> N
 def test_a_full_disk_leaves_the_older_ones(tmp_path: Path) -> None:
     write(tmp_path, 10)
     large = Checkpoint(step=20, arrays={"a": np.zeros(100_000)}, story={})
-    with no_file_beyond(4096), pytest.raises(OSError, match="File too large"):
-        checkpoint.write(tmp_path, 0, large, previous=10)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            checkpoint.write(tmp_path, 0, large, previous=10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert common(tmp_path, 0) == [10]
     assert len(list(tmp_path.iterdir())) == 1
