@@ -55,11 +55,3 @@ def test_a_run_imports_nothing_from_there_and_writes_only_results_and_cache(
     assert [*(tmp_path / "home").iterdir(), *(tmp_path / "temporary").iterdir()] == []
     kept = {root.name, folder.name, recipe.name, "results", *names.values()}
     assert {path.name for path in tmp_path.iterdir()} == kept
-
-
-def test_a_clone_with_windows_line_ends_configured_is_the_same(tmp_path: Path) -> None:
-    for folder, setting in (("windows", "true"), ("linux", "false")):
-        command = ["git", "-c", f"core.autocrlf={setting}", "clone", "-q", HOME, tmp_path / folder]
-        subprocess.run(command, check=True)
-        shutil.rmtree(tmp_path / folder / ".git")
-    assert state(tmp_path / "windows") == state(tmp_path / "linux")

@@ -328,12 +328,6 @@ def test_settings_of_pip_are_passed_to_uv_and_without_uv_pip_installs(checkout: 
     assert lists == ["uv.txt", "common.txt", "mxnet.txt"]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_array_starts_empty(name: str) -> None:
-    """Until bash 4.3, that of Amazon Linux 2, an empty array counts as unset, which ends a script."""
-    assert not re.findall(r".*=\(\)|.*mapfile -t \w.*", (HOME / name).read_text())
-
-
 def pins(*names: str) -> dict[str, tuple[str, str]]:
     """Return version and marker by package, of the common list and others; fail if a line has no hash."""
     line_format = re.compile(
