@@ -1,12 +1,12 @@
 """What a recipe may say, and what it comes to on a given machine."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
 import operator
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -45,12 +45,8 @@ def with_what_gpus_want(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frameworks, "versions", lambda name: {**here(name), "mxnet-cu112": "1.9.1"})
 
 
-AMX = dataclasses.replace(CPU, bfloat16=True)
+AMX = replace(CPU, bfloat16=True)
 SHARED = {"kind": "cpu", "workers": "per-device", "cores_per_worker": "node", "kvstore": "dist_sync"}
-
-
-def with_nodes(nodes: tuple[int, ...]) -> Hardware:
-    return Hardware(cpu="Test CPU", cores=16, memory_bytes=2**34, cpu_flops=2e11, numa_nodes=nodes)
 
 
 def planned(machine: Hardware = CPU, *, quick: bool = False, **fields: Any) -> list[Planned]:
@@ -184,8 +180,8 @@ WARM = Linear(base=0.05, per=128, warmup_epochs=5)
             for each, dtype in ((CPU, "float32"), (AMX, "bfloat16"))
         ),
         *(
-            (with_nodes(nodes), {**SHARED, "devices": workers}, "cores_per_worker", [cores])
-            for nodes, workers, cores in (*(((8, 8), 2, 8), ((8, 6), 2, 6), ((8, 8), 3, 4), ((16,), 2, 8), ((), 2, 8)),)
+            (replace(CPU, cores=16, numa_nodes=nodes), {**SHARED, "devices": count}, "cores_per_worker", [cores])
+            for nodes, count, cores in (((8, 8), 2, 8), ((8, 6), 2, 6), ((8, 8), 3, 4), ((16,), 2, 8), ((), 2, 8))
         ),
         # GPUs augment images themselves where they can.
         (gpus(1), {"data": CIFAR10(jitter=False)}, "data.on_device", [True]),
@@ -312,7 +308,7 @@ def test_repeats_are_rounds_over_the_grid_every_other_one_backwards() -> None:
         (CPU, {"kind": "cpu", "dtype": "float16"}, "dtype=float16 needs a GPU"),
         (gpus(1), {"layout": "NHWC"}, "layout=NHWC is not supported by MXNet"),
         (CPU, {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine has 16"),
-        (dataclasses.replace(CPU, hosts=2), {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine"),
+        (replace(CPU, hosts=2), {"kind": "cpu", "batch_per_device": 32768}, "GiB of memory, this machine"),
         (gpus(1), {"batch_per_device": 32768}, ""),
     ],
 )
@@ -326,7 +322,7 @@ def test_a_run_that_this_machine_cannot_do_is_skipped_with_the_reason(
 
 def test_the_time_of_evaluations_is_that_of_their_images() -> None:
     sizes = [run_of(data=Synthetic(train=320, validation=images), epochs=1) for images in (320, 3200)]
-    less, more, without = (estimate(run, MACHINE) for run in (*sizes, dataclasses.replace(sizes[0], evaluate=False)))
+    less, more, without = (estimate(run, MACHINE) for run in (*sizes, replace(sizes[0], evaluate=False)))
     # A training step costs three forward passes.
     assert (more - less) / (less - without) == pytest.approx(9)
     assert CIFAR10(validate_on="held-out").evaluation_images == 5_000

@@ -28,17 +28,7 @@ from poc.run.progress import label, result, varied
 from poc.run.worker import evaluation_batch
 from poc.values import from_plain
 from tests import fake_gpus, test_own_data
-from tests.builders import (
-    GLUON,
-    MACHINE,
-    TWO_WORKERS,
-    course,
-    executed,
-    place_in,
-    recipe_file,
-    record_of,
-    run_of,
-)
+from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, executed, place_in, recipe_file, record_of, run_of
 from tests.conftest import needs_torch
 from tests.launch import HOME, NO_PAGES, finish, git, killed_at_40, records, run_here
 from tests.recorded_nvml import eight_cards
@@ -133,9 +123,6 @@ def test_a_run_that_cannot_write_checkpoints_completes(tmp_path: Path) -> None:
     assert [unsaved.step for unsaved in record.unsaved] == [20, 40]
 
 
-TWO_DEVICES = {"devices": 2, "detail": 3}
-
-
 @slow
 @pytest.mark.parametrize(
     ("fault", "fields", "outcome"),
@@ -143,7 +130,7 @@ TWO_DEVICES = {"devices": 2, "detail": 3}
         ("crash", TWO_WORKERS, COMPLETED),
         ("peak", {}, COMPLETED),
         ("interrupt", TWO_WORKERS, COMPLETED),
-        ("apart", TWO_DEVICES, COMPLETED),
+        ("apart", {"devices": 2, "detail": 3}, COMPLETED),
         *(("sum", fields, FAILED) for fields in ({"devices": 2}, {**TWO_WORKERS, "detail": 3})),
         ("12", {**TWO_WORKERS, "restarts": 2}, OUT_OF_MEMORY),
     ],
@@ -364,39 +351,23 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed_or_gr
 # `poc run --trace`: a file of the profiler per worker, and the same record as without it
 
 
-SHORT: dict[str, Any] = {**GLUON, "epochs": 2}
-TORCH: dict[str, Any] = {**SHORT, "framework": "pytorch"}
-STEPS = 4
-
-
-def ranges_of(path: Path) -> Counter[str]:
-    """Count the ranges of a trace by name."""
-    events = json.loads(path.read_text())["traceEvents"]
-    return Counter(event["name"] for event in events if event["ph"] in ("X", "B"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {**SHORT, "devices": 2},
-        pytest.param({**TORCH, "devices": 2}, marks=needs_torch, id="pytorch, two workers"),
-    ],
-)
+@slow
+@pytest.mark.skipif(MACHINE.cores < 2, reason="two devices need two cores")
+@pytest.mark.parametrize("framework", ["mxnet", pytest.param("pytorch", marks=needs_torch)])
 def test_each_worker_traces_its_steps_and_the_record_is_the_same(
-    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if fields.get("devices") == 2 and MACHINE.cores < 2:
-        pytest.skip("two devices need two cores")
-    run_here(recipe_file(tmp_path / "mine.py", **fields), tmp_path, "--trace", str(STEPS))
+    fields = {**GLUON, "framework": framework, "devices": 2, "epochs": 2}
+    run_here(recipe_file(tmp_path / "mine.py", **fields), tmp_path, "--trace", "4")
     (record,) = records(tmp_path)
     assert (record.outcome, record.reason) == (COMPLETED, "")
     folder = tmp_path / "results" / "here" / journal.TRACES
     traces = [folder / f"{record.run.id}_worker{worker}.json" for worker in range(record.run.workers)]
     assert sorted(folder.iterdir()) == traces
     for trace in traces:
-        ranges = ranges_of(trace)
-        assert {ranges[name] for name in ("step", "forward_backward", "sync_gradients", "apply_update")} == {STEPS}
+        events = json.loads(trace.read_text())["traceEvents"]
+        ranges = Counter(event["name"] for event in events if event["ph"] in ("X", "B"))
+        assert {ranges[name] for name in ("step", "forward_backward", "sync_gradients", "apply_update")} == {4}
         assert any("conv" in name.lower() for name in ranges)
     if record.run.workers == 1:
         assert course(record) == course(executed(tmp_path / "untraced", **fields))

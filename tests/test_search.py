@@ -80,16 +80,12 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
     items = searched(**fields)
     assert [item.run.seed for item in items] == [0, 1]
     item = items[0]
-    assert [(c[0].global_batch, c[0].devices, len(c)) for c in item.searched] == [
-        (128, 1, 10),
-        *((512, devices, 10) for devices in (1, 2)),
-    ]
+    found = [(candidates[0].global_batch, candidates[0].devices, len(candidates)) for candidates in item.searched]
+    assert found == [(128, 1, 10), (512, 1, 10), (512, 2, 10)]
     assert search.most_epochs(item.searched) == (3 * 43, 3 * 120, 12 + 2 * 36)
-    ordinary = plan(
-        "other", Recipe(**{**SMALL, "epochs": 12, "data": CIFAR, "batch_per_device": 128, "lr": 0.0379}), MACHINE
-    )
+    (ordinary,) = searched(batch_per_device=128, lr=0.0379)
     candidate = item.searched[0][2]
-    assert candidate.tunes.id == ordinary[0].run.id
+    assert candidate.tunes.id == ordinary.run.id
     assert candidate.tunes.search is None
     # It trains on 45,000 images, with the schedule of its whole length.
     assert (candidate.uses_validation_split, candidate.tunes.uses_validation_split) == (True, False)
@@ -110,15 +106,8 @@ def test_a_seed_s_search_over_all_global_batches_is_one_item_and_its_trainings_a
 
 
 def test_schedule_and_optimizer_can_be_searched_too() -> None:
-    lr = Search(
-        low=0.1,
-        high=0.4,
-        warmup_epochs=[0, 1],
-        momentum=[0.8, 0.9],
-        weight_decay=1e-3,
-        warmup_from=0.05,
-        decay="linear",
-    )
+    schedule: dict[str, Any] = dict(warmup_epochs=[0, 1], warmup_from=0.05, decay="linear")
+    lr = Search(low=0.1, high=0.4, momentum=[0.8, 0.9], weight_decay=1e-3, **schedule)
     ((candidates,),) = (item.searched for item in searched(lr=lr))
     assert len(candidates) == len({run.id for run in candidates}) == 3 * 2 * 2
     assert {(run.warmup_steps, run.warmup_from) for run in candidates} == {(0, 0.0), (1406, 0.05)}
@@ -205,9 +194,7 @@ WHOLE[128, 0.8, None] = good(0.9)
         # A higher accuracy by luck after the first epoch does not count as much as good neighbours.
         (
             {(128, 0.1, 1): good(0.6), (128, 0.2, 1): good(0.2), (128, 0.4, 1): good(0.55), (128, 0.8, 1): good(0.5)},
-            [
-                *((0.8, None), (0.4, None), (0.8, -1)),
-            ],
+            [(0.8, None), (0.4, None), (0.8, -1)],
         ),
         # Of equal accuracies the one with the lower loss, then the lower rate.
         ({(128, 0.4, None): good(0.7, 0.9)}, [(0.2, None), (0.4, None), (0.8, None), (0.8, -1)]),
