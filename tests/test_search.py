@@ -410,13 +410,15 @@ def test_checkpoints_go_also_if_every_whole_training_diverges(tmp_path: Path, te
     assert len(training.forgotten) == 4
 
 
-def test_a_repeated_rung_begins_with_the_first_step(tmp_path: Path, test_reads: Counter[str]) -> None:
+def test_a_bound_ends_a_search_between_its_runs_and_a_repeated_rung_begins_with_the_first_step(
+    tmp_path: Path, test_reads: Counter[str]
+) -> None:
     for is_repeated in (False, True):
         sweep, training, fits = sweep_in(tmp_path, batch_per_device=128), Training(), iter([True] * 4 + [False])
         sweep.since = last_run.now() if is_repeated else ""
         sweep.use(sweep.context.images)
         sweep.estimator.fits = lambda planned, fits=fits: next(fits)  # type: ignore[method-assign,misc]
-        sweep.do(sweep.plan[0], training)
+        assert not sweep.do(sweep.plan[0], training)
         assert (len(training.runs), len(training.forgotten)) == (4, 4 * is_repeated)
         time.sleep(1)
 
@@ -472,14 +474,6 @@ def test_a_candidate_that_was_cut_off_has_no_result(reason: str, tmp_path: Path,
     sweep.do(sweep.plan[0], training)
     assert (training.runs[0].learning_rate, training.runs[0].pause_after) == (0.2, 1)
     assert sweep.pending(sweep.plan) == []
-
-
-def test_a_bound_ends_a_search_between_candidates(tmp_path: Path, test_reads: Counter[str]) -> None:
-    sweep, training = sweep_in(tmp_path), Training()
-    fits = iter([True, True, False])
-    sweep.estimator.fits = lambda planned: next(fits)  # type: ignore[method-assign]
-    assert not sweep.do(sweep.plan[0], training)
-    assert len(training.runs) == 2
 
 
 # Real trainings
