@@ -108,7 +108,7 @@ def test_node_types_share_a_command_and_one_without_the_data_is_named(
     assert (set(request.runs), request.recipes, request.skipped) == (ids, (str(recipe),), {})
     for machine in ("pair", "other"):
         records = records_of(tmp_path, machine)
-        assert {record.run_id for record in records} == ids
+        assert {record.run_id for record in records} == ids, output
         assert {record.run.learning_rate for record in records} == {0.01, 0.02}
         assert [record.outcome for record in records] == [COMPLETED] * 4, output
         assert {(record.infrastructure, record.hardware.cores) for record in records} == {(machine, 1)}
@@ -332,6 +332,29 @@ def test_a_node_of_other_hardware_than_its_type_is_named(tmp_path: Path, changes
     machine = dataclasses.replace(MACHINE, gpus=(gpu,))
     with pytest.raises(UserError, match=f"^node1 .*: {next(iter(changes))} is "):
         swept(tmp_path, [machine, dataclasses.replace(machine, **changes)], {})
+
+
+def test_a_node_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from poc.cluster import scheduler
+    from poc.cluster.launcher import Supervisor
+
+    silent, over, original = dataclasses.replace(MACHINE), threading.Event(), Supervisor.describe
+
+    def describe(self: Any) -> Any:
+        if self._local["machine"] is silent:
+            over.wait()
+        return original(self)
+
+    monkeypatch.setattr(scheduler, "_JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(Supervisor, "describe", describe)
+    try:
+        swept(tmp_path, [MACHINE, silent], {"epochs": 1})
+    finally:
+        over.set()
+    assert outcomes(tmp_path, "pair") == {COMPLETED}
+    assert "not used: node1 " in capsys.readouterr().err
 
 
 def test_a_search_goes_on_without_a_lost_node_and_its_run_has_no_result(tmp_path: Path) -> None:

@@ -96,6 +96,9 @@ class Cluster:
             failed += [id for id, _ in sweep.failed]
             if time.monotonic() < self.context.until:  # too few nodes are left
                 failed += [planned.run.id for planned in sweep.todo]
+        for node in self._nodes:
+            if not (node.type or node.lost):
+                print(f"not used: {node.name} did not answer; has another command reserved it?", file=sys.stderr)
         self.note(self._sweeps)
         return failed
 
