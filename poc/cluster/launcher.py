@@ -23,8 +23,6 @@ from poc.plan import Planned, check_gpus, plan
 from poc.run.launcher import HostResult, LocalLauncher, RunContext, core_seconds, software
 from poc.values import UserError, to_plain
 
-_LOOK_SECONDS = 1.0
-
 
 class Supervisor(LocalLauncher):
     """The actor on a node, from its own checkout. While `train` blocks, Ray calls `stop` on a second thread."""
@@ -146,10 +144,9 @@ class RayLauncher:
         with contextlib.suppress(NodeLostError):
             environments = first.get(first.actor.open.remote(run, addresses))
             for node, part in self._parts(run):
-                variables = environments[part.start : part.stop]
-                trainings[node.actor.train.remote(request, part.start, variables)] = node
+                trainings[node.actor.train.remote(request, part.start, environments[part.start : part.stop])] = node
         while trainings:
-            for reference in ray.wait([*trainings], timeout=_LOOK_SECONDS)[0]:
+            for reference in ray.wait([*trainings], timeout=1.0)[0]:
                 node = trainings.pop(reference)
                 with contextlib.suppress(NodeLostError):
                     results[node] = node.get(reference)
@@ -165,8 +162,7 @@ class RayLauncher:
         failures = [result.failure for result in results.values() if result.failure]
         # A lost node or a killed process is the cause, even if a process that missed it failed and reported that first.
         # By an abort libraries report a lost peer, too.
-        aborted = ended_early(-signal.SIGABRT)
-        failures.sort(key=lambda failure: "signal" not in failure[1] or failure[1] == aborted)
+        failures.sort(key=lambda failure: "signal" not in failure[1] or failure[1] == ended_early(-signal.SIGABRT))
         process, reason = [*lost_nodes, *failures, ("", "")][0]
         reason = f"{process}: {reason}" if process and (run.workers > 1 or lost_nodes) else reason
         return [results[node] for node in self.nodes if node in results], reason

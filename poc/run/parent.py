@@ -125,8 +125,8 @@ def merge_workers(results: Sequence[WorkerResult]) -> dict[str, Any]:
     # first failure: workers that were stopped because of it only report that.
     ordered = sorted(ended, key=lambda worker: worker.outcome not in (OUT_OF_MEMORY, DIVERGED))
     decisive = next((worker for worker in ordered if worker.outcome != COMPLETED), slowest)
-    kept = [declared.name for declared in dataclasses.fields(Worker)]
-    of_each = [Worker(**{name: getattr(result, name) for name in kept}) for result in results]
+    names = [field.name for field in dataclasses.fields(Worker)]
+    of_each = [Worker(**{name: getattr(result, name) for name in names}) for result in results]
 
     def peaks(name: str) -> list[int]:
         return [getattr(worker.memory, name) or 0 for worker in results]  # 0: unknown
