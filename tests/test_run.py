@@ -337,6 +337,8 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed_or_gr
     commit = git(tmp_path, "rev-parse", "--short=12", "HEAD").strip()
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     results.write_text("after\n")
+    (tmp_path / "poc/new.cpython-310.pyc").touch()
+    assert provenance.commit() == commit
     shutil.copy(HOME / ".gitignore", tmp_path)
     (tmp_path / "poc/.#loop.py").symlink_to("editor@host")  # Emacs' lock
     assert provenance.commit() == commit

@@ -32,7 +32,9 @@ def commit() -> str:
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
         head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
-        status = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files", "--", ":/poc"]
+        # No bytecode, which old commits may not ignore, and no files of editors.
+        code = [f":/poc/*.{suffix}" for suffix in ("py", "csv", "html", "json")]
+        status = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files", "--", *code]
         changed = subprocess.run(status, check=True, **options).stdout
     except (OSError, subprocess.CalledProcessError):
         return f"unknown-{hashed}"
