@@ -28,7 +28,7 @@ from poc.run.workload import summary
 from poc.values import UserError, from_plain
 
 _SAME_EVERYWHERE = ("RAY_AUTH_MODE", "commit", "python", "numpy")
-_JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 60.0, 2.0, 60.0
+_JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 120.0, 2.0, 60.0
 
 
 def _key(planned: Planned) -> str:
