@@ -228,6 +228,9 @@ def test_a_run_is_shown_with_all_its_repeats() -> None:
     assert sum(shares.values()) == pytest.approx(slow[-1].wall, abs=0.4)
     text = shown(records, f"{run_id}@else")
     assert [rate in text for rate in ("320.0", "256.0", "160.0")] == [False, False, True]
+    hardware = slow[0].hardware.describe()
+    head = shown([record_of(infrastructure=hardware)], run_id).partition("\n\n")[0]
+    assert head.count(hardware) == 1  # a machine without a name has that of its hardware
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped", "out of memory"])

@@ -27,7 +27,7 @@ def text(table: pd.DataFrame, records: Sequence[Record], name: str, results: Pat
     key = (last.machine, last.run_id, last.started)
     record = next(record for record in records if (record.infrastructure, record.run.id, record.started) == key)
     framework = last.framework + (f" ({record.framework_choice})" if record.framework_choice else "")
-    machines = (rows.machine + ", " + rows.hardware).unique()
+    machines = (rows.machine + (", " + rows.hardware).mask(rows.hardware == rows.machine, "")).unique()
     head = [("run", f"{last.run_id}  {record.run}"), ("recipe", ", ".join(rows.recipe.unique()))]
     head += [("machine", "; ".join(machines)), ("framework", framework)]
     head += [("speed", "of the one device that emulates them; real devices would be faster")] if last.emulated else []
