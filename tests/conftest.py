@@ -21,8 +21,8 @@ os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // WORKE
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The results of runs in processes of their own must not depend on the machine's load.
 os.environ["POC_THREADS"] = os.environ["OMP_NUM_THREADS"]
-# MXNet keeps memory for each shape of each operator, 100 MB in the course of the tests: fewer of them here. Not in
-# os.environ, from which runs would inherit and record it.
+# MXNet caches operators and workspaces by shape, 100 MB in the course of the tests: test processes have smaller caches.
+# Not by os.environ, from which runs would inherit these variables and record them.
 for _name, _number in {b"MXNET_MKLDNN_CACHE_NUM": b"8", b"MXNET_CPU_TEMP_COPY": b"1"}.items():
     ctypes.CDLL(None).setenv(_name, _number, 1)
 # Set before poc.frameworks is imported: there is a framework for tests, too.

@@ -4,7 +4,7 @@ Recipes, plan, sweep, records and journal are the real ones; only the training i
 never publish one.
 
 Speed: a step takes 4 ms, the arithmetic of its samples at `_REACHED` of the device's peak, and the time in which an
-all-reduce carries the gradients; noise has a deviation of 1% per run and 0.5% per window. Accuracy: falls by
+all-reduce carries the gradients; noise has a standard deviation of 1% per run and 0.5% per window. Accuracy: falls by
 0.02 with each doubling of the global batch, and where the learning rate is not 0.05 per 128 samples.
 """
 

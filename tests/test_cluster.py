@@ -337,18 +337,22 @@ def test_a_node_of_other_hardware_than_its_type_is_named(tmp_path: Path, changes
 def test_a_node_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from poc.cluster import scheduler
     from poc.cluster.launcher import Supervisor
+    from tests.fake_ray import FakeRay
 
-    silent, over, original = dataclasses.replace(MACHINE), threading.Event(), Supervisor.describe
+    silent, over, describe, wait = dataclasses.replace(MACHINE), threading.Event(), Supervisor.describe, FakeRay.wait
 
-    def describe(self: Any) -> Any:
+    def describe_unless_silent(self: Any) -> Any:
         if self._local["machine"] is silent:
             over.wait()
-        return original(self)
+        return describe(self)
 
-    monkeypatch.setattr(scheduler, "_JOIN_SECONDS", 2.0)
-    monkeypatch.setattr(Supervisor, "describe", describe)
+    def wait_for_one(*words: Any, **options: Any) -> Any:
+        """Do not wait to the end for the silent one."""
+        return wait(*words, **{**options, "num_returns": 1})
+
+    monkeypatch.setattr(FakeRay, "wait", wait_for_one)
+    monkeypatch.setattr(Supervisor, "describe", describe_unless_silent)
     try:
         swept(tmp_path, [MACHINE, silent], {"epochs": 1})
     finally:
