@@ -343,11 +343,12 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed_or_gr
     (tmp_path / "poc/.#loop.py").symlink_to("editor@host")  # Emacs' lock
     assert provenance.commit() == commit
     changed = set()
-    for path, text in ((tmp_path / "poc/new.py", "new\n"), (code, "after\n"), (code, "later\n")):
+    new, models = tmp_path / "poc/new.py", tmp_path / "poc/networks.csv"
+    for path, text in ((new, "new\n"), (code, "after\n"), (code, "later\n"), (models, "new\n"), (models, "after\n")):
         path.write_text(text)
         assert provenance.commit().startswith(f"{commit}-dirty-")
         changed.add(provenance.commit())
-    assert len(changed) == 3
+    assert len(changed) == 5
 
 
 # `poc run --trace`: a file of the profiler per worker, and the same record as without it

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+_CODE = (".py", ".csv", ".html", ".json")  # no bytecode, which old commits may not ignore, and no files of editors
+
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, NumPy and the operating system."""
@@ -27,13 +29,12 @@ def commit() -> str:
     environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
     # An editor's lock is a link to nowhere.
-    sources = [path for path in sorted(file.parents[1].rglob("*.py")) if path.is_file()]
+    sources = [path for path in sorted(file.parents[1].rglob("*")) if path.suffix in _CODE and path.is_file()]
     hashed = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
         head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
-        # No bytecode, which old commits may not ignore, and no files of editors.
-        code = [f":/poc/*.{suffix}" for suffix in ("py", "csv", "html", "json")]
+        code = [f":/poc/*{suffix}" for suffix in _CODE]
         status = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files", "--", *code]
         changed = subprocess.run(status, check=True, **options).stdout
     except (OSError, subprocess.CalledProcessError):
