@@ -261,7 +261,7 @@ def _figure(results: Results, subject: Subject, search: str, suffix: str) -> lis
     best = best.groupby(["epochs", "global_batch", "lr"]).mean()
     lines = [
         chart.Line(
-            f"{batch:,.0f}, {'1 epoch' if epochs == 1 else f'{epochs:.0f} epochs'}",
+            f"global batch {batch:,.0f}, {'1 epoch' if epochs == 1 else f'{epochs:.0f} epochs'}",
             points.droplevel([0, 1]).to_dict(),
             measured=epochs == last,
         )
