@@ -57,9 +57,11 @@ def suggest(name: object, valid: Iterable[str]) -> str:
 def one_line(error: BaseException) -> str:
     """Return the line of an error's message that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # MXNet puts it after the lines of its C++ stack.
+    if "Last error:" in lines[:-1]:  # NCCL's, whose name is less than what follows
+        return lines[lines.index("Last error:") + 1]
+    # MXNet puts it after the lines of its C++ stack. After CUDA's is where to look for its name.
     named = [line for line in lines if "Error" in line or "Check failed" in line]
-    return [*named[-1:], *lines, ""][0]
+    return [*(line for line in named[-1:] if not line.startswith("Search for")), *lines, ""][0]
 
 
 def invalid(name: str, raw: object, allowed: str) -> UserError:

@@ -19,7 +19,7 @@ from poc.config.networks import MEAN
 from poc.config.run import Run
 from poc.frameworks import Session
 from poc.host.hardware import GPU
-from poc.values import UserError
+from poc.values import UserError, one_line
 from tests import framework_worker
 from tests.builders import MACHINE
 from tests.conftest import give_memory_back
@@ -453,9 +453,31 @@ def test_frameworks_take_the_same_steps(run: Run) -> None:
         ("pytorch", "RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
         ("pytorch", "RuntimeError", "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
         ("pytorch", "RuntimeError", "CUDA error: device-side assert triggered", False),
+        ("pytorch", "RuntimeError", "Last error:\nFailed to CUDA calloc async 6291456 bytes", True),  # NCCL's
     ],
 )
 def test_out_of_memory_errors_are_recognised(framework: str, kind: str, message: str, memory: bool) -> None:
     error = type(kind, (ValueError if kind == "ValueError" else RuntimeError,), {})(message)
     assert frameworks.load(framework).is_out_of_memory(error) == memory
     assert frameworks.load(framework).is_out_of_memory(MemoryError())
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("Stack trace:\n  File a.cc\nMXNetError: Check failed: a == b\n", "MXNetError: Check failed: a == b"),
+        (
+            "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in "
+            "https://docs.nvidia.com/cuda/ for more information.\nCUDA kernel errors might be asynchronous",
+            "CUDA error: an illegal memory access was encountered",
+        ),
+        (
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function "
+            "failed.\nLast error:\nCuda failure 217 'peer access is not supported between these two devices'",
+            "Cuda failure 217 'peer access is not supported between these two devices'",
+        ),
+        ("\n", ""),
+    ],
+)
+def test_the_reason_is_the_line_of_a_message_that_says_what_is_wrong(message: str, line: str) -> None:
+    assert one_line(RuntimeError(message)) == line

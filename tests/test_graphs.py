@@ -150,28 +150,43 @@ def test_a_step_without_synchronisation_is_recorded_once_its_like_is_and_without
     assert cleared == [True, True]
 
 
-@pytest.mark.parametrize("ends_badly", [False, True])
-def test_a_step_that_cannot_be_recorded_is_an_error_with_the_first_reason(ends_badly: bool) -> None:
-    import torch
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+TOO_LITTLE = "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/"
+PREVIOUS = "CUDA error: operation failed due to a previous error during capture"
 
-    from tests.torch_tape import Tape
 
-    class Broken(Tape):
-        reason: Exception = RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+@pytest.mark.parametrize(
+    ("of_work", "at_end", "message"),
+    [
+        (NOT_PERMITTED, "", rf"graphs=False \(RuntimeError: {NOT_PERMITTED}\)"),
+        (NOT_PERMITTED, PREVIOUS, rf"graphs=False \(RuntimeError: {NOT_PERMITTED}\)"),
+        ("", NOT_PERMITTED, rf"graphs=False \(RuntimeError: {NOT_PERMITTED}\)"),
+        (TOO_LITTLE, PREVIOUS, f"^{TOO_LITTLE}$"),
+        ("", TOO_LITTLE, f"^{TOO_LITTLE}$"),
+    ],
+)
+def test_a_step_that_cannot_be_recorded_is_an_error_with_the_first_reason(
+    of_work: str, at_end: str, message: str
+) -> None:
+    from poc.frameworks.pytorch.graphs import RecordedSteps
 
+    class Broken:
         def record(self, work: Any) -> None:
             try:
-                raise self.reason
+                work()
             finally:
-                if ends_badly:
-                    raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+                if at_end:
+                    raise RuntimeError(at_end)
 
-    run = run_of(**VARIANTS[1])
-    with pytest.raises(RuntimeError, match=r"graphs=False .*: CUDA error: operation not permitted"):
-        train(opened(run, Broken), run)
-    Broken.reason = torch.OutOfMemoryError("CUDA out of memory.")
-    with pytest.raises(torch.OutOfMemoryError):
-        train(opened(run, Broken), run)
+    def work(batch: Any) -> None:
+        try:
+            {}["what a model looks up, and makes if it is not there"]
+        except KeyError:
+            if of_work:
+                raise RuntimeError(of_work)  # noqa: B904  # as models do
+
+    with pytest.raises(RuntimeError, match=message):
+        RecordedSteps(Broken, warmup_steps=0).run("a kind", [], work)
 
 
 @pytest.mark.parametrize(("way", "words"), [("replaces", r"0\.running_mean"), ("draws", "random numbers")])

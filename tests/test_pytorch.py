@@ -1,6 +1,7 @@
 """PyTorch alone: initial weights, bfloat16 and float16, processes per device, its optimizers, and its absence."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,18 @@ def test_compile_needs_a_compiler_and_python_s_header(tmp_path: Path, monkeypatc
     assert skip() == ""
     compiler.unlink()
     assert "g++" in skip()
+
+
+@of_torch
+def test_processes_of_the_compiler_end_with_the_session_so_that_their_time_is_the_run_s_own() -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    run = dataclasses.replace(planned("pytorch", model="cifar_resnet8_v2").run, compile=True)
+    session = frameworks.open_session(run)
+    assert AsyncCompile.process_pool().submit(sum, [1, 2]).result() == 3
+    before = os.times().children_user
+    session.close()
+    assert os.times().children_user > before + 0.5  # to import torch
 
 
 def test_a_worker_beside_a_gpu_has_one_openmp_thread() -> None:

@@ -48,6 +48,16 @@ class Evaluation:
     """Mean cross-entropy per sample, in nats."""
 
 
+class WrongSumError(Exception):
+    """The gradient synchronisation does not give the sum of all devices' gradients."""
+
+    def __str__(self) -> str:
+        return (
+            "the gradient synchronisation does not give the sum of all devices' gradients; on GPUs a small /dev/shm "
+            "may be the reason, or copies between them that fail: MXNET_ENABLE_GPU_P2P=0, NCCL_P2P_DISABLE=1"
+        )
+
+
 class LossScale:
     """Dynamic loss scaling for float16 (Micikevicius et al. 2018, Mixed Precision Training).
 

@@ -22,7 +22,7 @@ from poc.config import Synthetic
 from poc.config.datasets import DataId, Own
 from poc.config.run import Run
 from poc.frameworks import Session, own_models
-from poc.frameworks.session import WHITENING_IMAGES
+from poc.frameworks.session import WHITENING_IMAGES, WrongSumError
 from poc.host import hardware
 from poc.host.waiting import spin_guard
 from poc.records.record import COMPLETED, FAILED, INTERRUPTED, OUT_OF_MEMORY, Breakdown
@@ -178,7 +178,7 @@ class Worker:
             return step_profile.measure(self._session, batches, self.run, rounds)
         except Exception as error:
             # Other workers would wait for this one.
-            if self.run.workers > 1 or isinstance(error, step_profile.WrongSumError):
+            if self.run.workers > 1 or isinstance(error, WrongSumError):
                 raise
             print(f"  no step-time breakdown: {error}", file=sys.stderr)
             return None

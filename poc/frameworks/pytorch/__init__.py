@@ -142,9 +142,9 @@ def count_model(run: Run) -> Cost:
 
 def is_out_of_memory(error: BaseException) -> bool:
     # torch.OutOfMemoryError, c10/core/impl/alloc_cpu.cpp, CUDA, cuDNN 8 and 9, its search for algorithms, and cuBLAS
-    # where too little is left for its handle.
+    # where too little is left for its handle, and NCCL.
     on_cpu = r"DefaultCPUAllocator: (can't allocate|not enough) memory"
-    words = rf"out of memory|{on_cpu}|ALLOC(ATION)?_FAILED|to find an engine|cublasCreate"
+    words = rf"out of memory|{on_cpu}|ALLOC(ATION)?_FAILED|to find an engine|cublasCreate|Failed to CUDA [cm]alloc"
     from_torch = isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
     return from_torch or isinstance(error, MemoryError)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from poc.frameworks.pytorch import is_out_of_memory
 from poc.values import one_line
 
 _STEPS_AHEAD = 2
@@ -70,11 +71,20 @@ class RecordedSteps:
             return
         static_batch = [[tensor.clone() for tensor in tensors] for tensors in batch]
         graph = self._new_graph()
+        raised: list[Exception] = []
+
+        def recorded_work() -> None:
+            try:
+                work(static_batch)
+            except Exception as error:
+                raised.append(error)
+                raise
+
         try:
-            graph.record(lambda: work(static_batch))
+            graph.record(recorded_work)
         except Exception as error:
-            reason = error.__context__ or error  # the end of a failed recording fails, too
-            if isinstance(reason, torch.OutOfMemoryError):
+            reason = [*raised, error][0]  # the end of a failed recording fails, too
+            if is_out_of_memory(reason):
                 raise reason from None
             text = f"{type(reason).__name__}: {one_line(reason)}"
             raise RuntimeError(f"the step cannot be recorded as a CUDA graph: use graphs=False ({text})") from error

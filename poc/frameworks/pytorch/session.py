@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import itertools
 import os
@@ -26,9 +27,10 @@ from poc.data import Batch, Crops
 from poc.frameworks.pytorch import DDP_EAGER_STEPS, EAGER_STEPS, graphs, optimizers
 from poc.frameworks.pytorch.networks import LowPrecision, registered, stop_counting_batches
 from poc.frameworks.pytorch.zoo import own
-from poc.frameworks.session import LossScale, Part, Session, crop_indices, fastest
+from poc.frameworks.session import LossScale, Part, Session, WrongSumError, crop_indices, fastest
 from poc.host.processes import interface
 
+_PROBE = 1 << 22  # numbers of a sum that shows whether devices can exchange data; NCCL sends few in another way
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -135,10 +137,22 @@ class TorchSession(Session):
         if self._worker == 0:
             # By itself it would listen on every interface.
             listening = {"is_master": True, "master_listen_fd": socket.create_server(master).detach()}
-        store = dist.TCPStore(*master, workers, wait_for_workers=False, **listening)
+        # The parent ends a run that hangs, after the user's --patience.
+        patient = {"timeout": datetime.timedelta(days=1)}
+        store = dist.TCPStore(*master, workers, wait_for_workers=False, **patient, **listening)
         backend, device = ("nccl", self._device) if self._device.type == "cuda" else ("gloo", None)
         # With the device NCCL connects at once, and never to a card that it infers from the worker's number.
-        dist.init_process_group(backend, store=store, rank=self._worker, world_size=workers, device_id=device)
+        dist.init_process_group(
+            backend, store=store, rank=self._worker, world_size=workers, device_id=device, **patient
+        )
+        self._check_exchange()
+
+    def _check_exchange(self) -> None:
+        """Raise WrongSumError if numbers that the workers sum are not the sum: some GPUs copy zeros to each other."""
+        sums = torch.full((_PROBE,), self._worker + 1.0, device=self._device)
+        dist.all_reduce(sums)
+        if not (sums == self._run.workers * (self._run.workers + 1) / 2).all():
+            raise WrongSumError
 
     def step(self, batch: Batch, learning_rate: float, *, norms: bool = False) -> None:
         placed = self.place(batch)
@@ -322,6 +336,10 @@ class TorchSession(Session):
             dist.barrier()
 
     def close(self) -> None:
+        if self._run.compile:  # until the compiler's processes have ended, their time counts as that of other programs
+            from torch._inductor import async_compile  # seconds, for all other runs
+
+            async_compile.shutdown_compile_workers()
         if self._ddp is not None:
             self.barrier()
             self._replays = None  # NCCL waits until no graph uses it
