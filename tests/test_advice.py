@@ -69,18 +69,18 @@ def test_hours_and_dollars_follow_from_the_throughput() -> None:
     one, *_, eight = advise.choices(SETTING, {1: SPEED}, price)
     assert one.hours == pytest.approx((600 / 3600, 600 / 3960, 600 / 3240))
     assert one.dollars is not None
-    assert one.dollars == pytest.approx(one.hours)  # an eighth of the machine
+    assert one.dollars == pytest.approx([8 * hours for hours in one.hours])  # nobody rents an eighth of the machine
     assert (eight.global_batch, eight.samples_per_second.median, eight.machines) == (1024, 8000, 1)
     assert eight.hours.low < eight.hours.median < eight.hours.high
     half = advise.choices(SETTING, {1: SPEED}, dataclasses.replace(price, devices=4))
     assert [(option.machines, option.dollars is None) for option in half] == [
-        *((0.25, False), (0.5, False), (1, False), (None, True))
+        *((1, False), (1, False), (1, False), (None, True))
     ]
     # Without a price, or with one of the user's, for all GPUs of the machine.
     large = dataclasses.replace(SETTING, batch_per_device=8192)
     for known in (None, dataclasses.replace(price, devices=None)):
-        shares = [(option.devices, option.machines) for option in advise.choices(large, {1: SPEED}, known, gpus=2)]
-        assert shares == [(1, 0.5), (2, 1), (4, None)]
+        machines = [(option.devices, option.machines) for option in advise.choices(large, {1: SPEED}, known, gpus=2)]
+        assert machines == [(1, 1), (2, 1), (4, None)]
 
 
 def test_more_cpus_are_more_machines() -> None:

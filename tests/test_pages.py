@@ -150,6 +150,68 @@ def test_a_scaling_series_goes_on_over_several_hosts() -> None:
     assert settings_of(results)[0]["accuracy"] == "failed: lost"
 
 
+def test_trainings_over_several_hosts_are_among_the_learning_rates() -> None:
+    hosts = {"infrastructure": "2 hosts, each test machine", "hardware": {**TEST_CPU, "gpus": GPUS, "hosts": 2}}
+    bursts = [on_gpus(1000, minute=1), on_gpus(3600, 4, minute=2), on_gpus(7000, 8, minute=3, **hosts)]
+    ends = [trained(1000, 0.8), trained(3600, 0.78, devices=4), trained(7000, 0.75, devices=8, **hosts)]
+    assert [line["global batch"] for line in table_of(learning_rate, *bursts, *ends)] == ["128", "512", "1,024"]
+    _, on_this, speedup, accuracy, rate, *_ = card_of(*bursts, *ends)
+    assert (on_this[-6:], speedup[:20], rate[:12]) == ("4 GPUs", "7.00x (88%, n=1) on ", "0.4 at 1,024")
+    assert accuracy.endswith("→ 0.750 (n=1) at 1,024")
+
+
+def test_numbers_of_a_machine_that_had_other_cores_are_of_one_of_them_and_named() -> None:
+    other = {"hardware": {**TEST_CPU, "cores": 64, "cpu": "Other", "gpus": GPUS}}
+    slow = [on_gpus(500, minute=minute, hardware={**TEST_CPU, "gpus": GPUS}) for minute in range(3)]
+    slow.append(trained(500, 0.8, hardware=slow[0].hardware.__dict__ | {"gpus": GPUS}))
+    fast = [on_gpus(3000, minute=90, **other), on_gpus(9000, 4, minute=91, **other), trained(3000, 0.79, **other)]
+    results = results_of(*slow, *fast)
+    assert "Other, 64 cores" in header.lines(results)
+    assert f"{slow[0].hardware.cpu}, {slow[0].hardware.cores} cores" in header.lines(results)
+    assert card_of(*slow, *fast)[0].startswith("3,000 (n=1)")
+    (subject,) = results.subjects()
+    assert "Other, 64 cores" in str(scorecard.blocks(results, subject, scorecard.lines(results, subject)))
+    assert {line["samples/s (min–max, n)"] for line in table_of(throughput, *slow, *fast)} == {
+        "3,000 (n=1)",
+        "9,000 (n=1)",
+    }
+    models = {line["model"] for line in settings_of(results)}
+    assert {"64 cores" in model for model in models} == {True, False}
+
+
+def test_the_framework_is_named_where_it_is_not_that_of_the_scorecard() -> None:
+    torch: Any = {"run": {"model": MODEL, "framework": "pytorch"}, "versions": {"torch": "2.13.0"}}
+    first, faster = trained(1000, 0.8, 3, run={"model": MODEL}), trained(4000, 0.8, 3, minute=230, **torch)
+    (line,) = table_of(cost, first, faster)
+    assert "PyTorch" in line["machine"]
+    assert "PyTorch" not in table_of(cost, first)[0]["machine"]
+
+
+def test_of_several_rates_that_searches_chose_no_table_takes_the_best_one_on_the_test_set() -> None:
+    seeds = [(0.1, 0.80), (0.1, 0.80), (0.4, 0.82)]
+    runs = [{"learning_rate": rate, "seed": seed} for seed, (rate, _) in enumerate(seeds)]
+    table = build(*(trained(1000, last, run=run) for run, (_, last) in zip(runs, seeds)))
+    results = Results(table.assign(chosen=True, candidates=10.0), (), "test machine")
+    for section, column in ((throughput, "lr"), (learning_rate, "best lr")):
+        ((lines, *_),) = tables(section.blocks(results, results.subjects()[0])).values()
+        assert (lines[0][column], lines[0]["accuracy"][:5]) == ("0.1", "0.800")
+
+
+def test_what_ran_out_of_memory_has_not_failed() -> None:
+    full = replace(on_gpus(1000, batch=4096, minute=5), outcome="out of memory", windows=())
+    assert "1 completed, 1 out of memory, 0 failed" in header.lines(results_of(on_gpus(1000), full))
+
+
+def test_the_explorer_has_no_times_of_emulated_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[pd.DataFrame] = []
+    monkeypatch.setattr(explorer, "_vega", lambda cache: "")
+    monkeypatch.setattr(explorer, "_rows", lambda table: "")
+    monkeypatch.setattr(explorer, "_data", lambda table: shown.append(table) or "")
+    explorer.page(build(trained(1000, 0.8), trained(1000, 0.8, devices=4, run={"emulated": True})), None)
+    (table,) = shown
+    assert table.wall_seconds.notna().tolist() == (table.seconds_by_epoch != "").tolist() == (~table.emulated).tolist()
+
+
 def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str) -> None:
     lines = {line["global batch"]: list(line.values())[1:] for line in first_table(page, "Learning rate")}
     assert lines == {

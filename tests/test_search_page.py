@@ -1,5 +1,6 @@
 """What pages show of searches for a learning rate, from the journal of a simulated machine."""
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -122,6 +123,28 @@ def test_a_rule_whose_rate_diverges_for_a_seed_says_so(made: list[Record], resul
         assert [cell in cells[name] for name in ("linear rule", "square-root rule")] == [True, False]
 
 
+def recommendation(results: Results) -> str:
+    (text,) = [str(each) for each in blocks(results, results.subjects()[0]) if "**Recommendation" in str(each)]
+    return text
+
+
+def test_a_rule_is_better_only_if_every_seed_has_both_accuracies(made: list[Record], results: Results) -> None:
+    chosen = results.table[results.table.chosen & (results.table.global_batch == 1024)]
+    ids = {entry.split(":")[1]: [] for texts in chosen.test_runs for entry in texts.split()}
+    for entry in itertools.chain(*chosen.test_runs.str.split()):
+        ids[entry.split(":")[1]].append(entry.split(":")[2])
+    better = [with_accuracy(each, 0.99) if each.run.id in ids["square-root"] else each for each in made]
+    assert "square-root rule: 0.990, better" in recommendation(results_of(*better))
+    text = recommendation(results_of(*diverging(better, ids["found"][:1])))
+    assert ("(1 of 2 seeds); linear" in text, "square-root rule: 0.990" in text, "better" in text) == (
+        True,
+        True,
+        False,
+    )
+    text = recommendation(results_of(*diverging(better, ids["square-root"][:1])))
+    assert "square-root rule: 0.990 (1 of 2 seeds);" in text + ";"
+
+
 @pytest.mark.parametrize(("accuracy", "is_better"), [(0.99, True), (0.01, False)])
 def test_advice_names_the_rule_whose_rate_is_better_than_what_a_search_found(
     accuracy: float, is_better: bool, made: list[Record], results: Results
@@ -129,8 +152,7 @@ def test_advice_names_the_rule_whose_rate_is_better_than_what_a_search_found(
     chosen = results.table[results.table.chosen & (results.table.global_batch == 1024)]
     ids = {entry.split(":")[2] for texts in chosen.test_runs for entry in texts.split() if ":square-root:" in entry}
     changed = results_of(*(with_accuracy(each, accuracy) if each.run.id in ids else each for each in made))
-    (text,) = [block for block in blocks(changed, changed.subjects()[0]) if "**Recommendation" in str(block)]
-    assert (f"square-root rule: {accuracy:.3f}, better" in str(text)) == is_better
+    assert (f"square-root rule: {accuracy:.3f}, better" in recommendation(changed)) == is_better
 
 
 def test_a_search_counts_what_was_trained_without_it_or_for_another_one(made: list[Record], results: Results) -> None:

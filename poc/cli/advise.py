@@ -34,8 +34,8 @@ _REPLACED = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 _NOTE = (
     "Samples/s on more devices than were measured are predicted at the measured efficiency; their 90% interval comes "
     "from published scaling series. Hours: {epochs} epochs without evaluation. Dollars: hours x machines x price per "
-    "hour; more GPUs than this machine has are not priced. A larger global batch may need another learning rate and "
-    "lose accuracy."
+    "hour, of whole machines; more GPUs than this machine has are not priced. A larger global batch may need another "
+    "learning rate and lose accuracy."
 )
 
 
@@ -65,7 +65,7 @@ class Choice(NamedTuple):
     global_batch: int
     samples_per_second: Estimate
     hours: Estimate
-    machines: float | None  # whose price is paid; below 1 for a part of the devices of one, None if one has too few
+    machines: int | None  # whose price is paid; None if one has too few devices
     dollars: Estimate | None  # None if no price is known for so many devices
 
 
@@ -89,7 +89,7 @@ def advise(options: Options) -> int:
     for record in records:
         print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
     listed = choices(setting, speeds, price, len(machine.gpus))
-    rows = [[*choice[:4], choice.machines and f"{choice.machines:g}", choice.dollars] for choice in listed]
+    rows = [[*choice[:4], choice.machines, choice.dollars] for choice in listed]
     headers = ["devices", "global batch", "samples/s (90% interval)", "hours", "machines", "dollars"]
     print(tabulate(rows, headers=headers, disable_numparse=True))
     print(f"\n{_NOTE.format(epochs=setting.epochs or EPOCHS)}")
@@ -165,7 +165,8 @@ def choices(
     """Return what the setting's epochs need on 1 to 8 devices, at its batch per device.
 
     `speeds` are the measured samples/s by number of devices. A run on a CPU uses the whole machine, so more devices are
-    more machines. Each GPU has an equal share of the machine, which has as many as its price is for, or else `gpus`.
+    more machines. GPUs are those of one machine, which has as many as its price is for, or else `gpus`; it is paid as a
+    whole.
     """
     on_cpu, measured = setting.kind == "cpu", max(speeds)
     in_machine = (price.devices if price else None) or gpus
@@ -176,7 +177,7 @@ def choices(
             continue
         speed = speeds.get(devices) or predict(speeds[measured], measured, devices, hosts_added=on_cpu)
         hours = speed.divide((setting.epochs or EPOCHS) * setting.data.train_images / 3600)
-        machines = devices if on_cpu else devices / in_machine if devices <= in_machine else None
+        machines = devices if on_cpu else 1 if devices <= in_machine else None
         dollars = hours.times(machines * price.dollars_per_hour) if price and machines else None
         listed.append(Choice(devices, global_batch, speed, hours, machines, dollars))
     return listed

@@ -50,7 +50,8 @@ def page(table: pd.DataFrame, cache: Path | None) -> str:
     digits = {name: table[name].map("{:.6g}".format).astype(float) for name in table if COLUMNS[name] == "Measure"}
     machines = [markdown.machine(row) for row in markdown.records(table)]
     table = table.assign(machine=machines, **digits).reset_index(drop=True)
-    table.loc[table.emulated, ["samples_per_second", "seconds_per_epoch"]] = math.nan  # no real devices' speed
+    speeds = ["samples_per_second", "seconds_per_epoch", "wall_seconds"]
+    table.loc[table.emulated, [*speeds, "seconds_by_epoch"]] = [*(math.nan for _ in speeds), ""]  # no real devices'
     parts = {"vega": _vega(cache), "table": _rows(table), "data": _data(table)}
     return _PAGE.substitute(parts, all=len(table), measured=(table.origin == MEASURED).sum())
 

@@ -24,7 +24,7 @@ SYNCHRONOUS = ("", "device", "dist_sync", "dist_device_sync", "nccl", "horovod",
 _SERVERS = r", \d+ servers$"  # how many of them add up the gradients changes no sum
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic images"}
 _HEADLINE_COLUMNS = ["hardware", "kind", "framework", "dtype", "layout", "training_recipe", "dataset", "input_shape"]
-_HEADLINE_COLUMNS += ["options", "environment"]
+_HEADLINE_COLUMNS += ["options", "environment", "cpu", "cores"]
 
 
 class Subject(NamedTuple):
@@ -168,10 +168,10 @@ class Results:
     def _headline(self, subject: Subject, machine: str | None = None) -> pd.DataFrame:
         """Settings of the subject that are compared with published rows.
 
-        They share hardware, device kind, framework and its options, precision, layout, recipe and images: those on GPUs
-        before those on CPUs, then the group that reached most devices, has most settings, is float32, is MXNet, and is
-        the latest. Of another machine those are preferred that are like this one's. Only synchronous training counts,
-        and only the baseline recipe, except for another model that was not trained with it.
+        They share GPUs, CPU and cores, device kind, framework and its options, precision, layout, recipe and images:
+        those on GPUs before those on CPUs, then the group that reached most devices, has most settings, is float32, is
+        MXNet, and is the latest. Of another machine those are preferred that are like this one's. Only synchronous
+        training counts, and only the baseline recipe, except for another model that was not trained with it.
         """
         rows, this = self.of(subject, machine), pd.DataFrame()
         if machine not in (None, self.machine):
@@ -244,11 +244,14 @@ def one_per_rate(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
     """Keep one of the settings that share global batch, learning rate and schedule.
 
     It is the one that a search chose, else the one with the `reference` batch per device, else that with most seeds,
-    else the latest.
+    else the latest. `is_middle` marks those with the median of the rates that searches of several seeds chose at a
+    global batch: not the best one on the test set.
     """
     rows = rows.assign(at_reference=rows.batch_per_device == reference)
     rows = rows.sort_values(["chosen", "at_reference", "seeds", "started"], kind="stable")
-    return rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
+    rows = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
+    each = rows.loc[rows.index.repeat(rows.choices)].groupby("global_batch").lr
+    return rows.assign(is_middle=rows.lr == rows.global_batch.map(each.quantile(interpolation="lower")))
 
 
 def same_length(rows: pd.DataFrame) -> pd.DataFrame:

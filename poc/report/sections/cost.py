@@ -48,7 +48,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         if part.seconds_to_target.isna().all() and (text := missed(results, part))
     ]
     shown = markdown.records(pd.DataFrame(rows))
-    differing = markdown.differences(shown)
+    differing = markdown.differences([*shown, *markdown.records(results.headline(subject).head(1))])
     lines = markdown.lines(
         shown,
         ("machine", lambda row: row.machine + differing(row)),
@@ -98,7 +98,7 @@ def time_to_accuracy(results: Results) -> list[Block]:
     reached = ended.assign(best=best).groupby("setting").best.min()
     settings = _candidates(results.measured[results.measured.accuracy_on == "test set"])
     same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
-    same += ["workers", "cores_per_worker", "hardware", "environment"]
+    same += ["workers", "cores_per_worker", "hardware", "cpu", "cores", "environment"]
     rows: list[dict[str, Any]] = []
     for _, group in settings.groupby(same, sort=False, dropna=False):
         if len(group) > 1:
@@ -122,15 +122,18 @@ def time_to_accuracy(results: Results) -> list[Block]:
 
 
 def _compared(target: float, settings: pd.DataFrame, seeds: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return the settings that every seed reached the target with, the fastest first, if any is compared with it."""
+    """Return the settings that every seed reached the target with, the fastest that any is compared with first."""
     reached = {key: seeds[key] for key in settings.setting if seeds[key].seconds_to_target.notna().all()}
     order = sorted(reached, key=lambda key: reached[key].seconds_to_target.median())
-    rows = []
-    for key in order:
-        seconds, ratio = reached[key].seconds_to_target, repeats.time_ratio(reached[key], reached[order[0]])
-        low, median, high = map(markdown.duration, (seconds.min(), seconds.median(), seconds.max()))
-        row = {**settings[settings.setting == key].iloc[0], "target": target}
-        row["times"] = f"{median} ({low}–{high}, n={len(seconds)}{', noisy' if row['noisy'] else ''})"
-        row["ratio"] = "1" if key == order[0] else "{:.2f} ({:.2f}–{:.2f})".format(*ratio) if ratio else ""
-        rows += [row] if row["ratio"] else []
-    return rows if len(rows) > 1 else []
+    for number, fastest in enumerate(order):
+        rows = []
+        for key in order[number:]:
+            seconds, ratio = reached[key].seconds_to_target, repeats.time_ratio(reached[key], reached[fastest])
+            low, median, high = map(markdown.duration, (seconds.min(), seconds.median(), seconds.max()))
+            row = {**settings[settings.setting == key].iloc[0], "target": target}
+            row["times"] = f"{median} ({low}–{high}, n={len(seconds)}{', noisy' if row['noisy'] else ''})"
+            row["ratio"] = "1" if key == fastest else "{:.2f} ({:.2f}–{:.2f})".format(*ratio) if ratio else ""
+            rows += [row] if row["ratio"] else []
+        if len(rows) > 1:
+            return rows
+    return []

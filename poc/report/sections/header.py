@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from poc.records.record import COMPLETED, DIVERGED, FAILED, INTERRUPTED, SKIPPED
+from poc.records.record import COMPLETED, FAILED, INTERRUPTED, SETTLED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report.results import Results, Subject
 from poc.report.table import PAUSED
@@ -22,13 +22,14 @@ def lines(results: Results) -> str:
     last = rows.sort_values("started").iloc[-1]
     gpus = _listed(rows.hardware[~rows.hardware.str.startswith("CPU")])
     driver = last.driver and f"driver {_listed(rows.driver)}"
-    hardware = ", ".join(filter(None, [gpus, last.cpu, f"{last.cores:.0f} cores", driver]))
+    processors = _listed(rows.cpu + rows.cores.map(", {:.0f} cores".format), " or ")
+    hardware = ", ".join(filter(None, [gpus, processors, driver]))
     name = f"{results.machine}: " if results.machine != last.hardware else ""
     ran = results.here(table)
     ran = ran[ran.outcome != SKIPPED]
-    outcomes = ran.outcome.where(ran.outcome.isin([COMPLETED, DIVERGED]), FAILED)
+    outcomes = ran.outcome.where(ran.outcome.isin(SETTLED), FAILED)
     outcomes = outcomes.where(ran.reason != INTERRUPTED, INTERRUPTED)
-    counts = {outcome: (outcomes == outcome).sum() for outcome in (COMPLETED, DIVERGED, FAILED, INTERRUPTED)}
+    counts = {outcome: (outcomes == outcome).sum() for outcome in (*SETTLED, FAILED, INTERRUPTED)}
     counts[SKIPPED] = sum(results.skipped.values())
     always = (COMPLETED, FAILED, SKIPPED)
     listed = [f"{count} {outcome}" for outcome, count in counts.items() if count or outcome in always]
@@ -46,10 +47,10 @@ def lines(results: Results) -> str:
     return "\n".join(f"- {fact}" for fact in [*facts, f"**Runs:** {', '.join(listed)}"])
 
 
-def _listed(values: pd.Series[str]) -> str:
+def _listed(values: pd.Series[str], separator: str = ", ") -> str:
     names = [name for name in dict.fromkeys(values) if name]
     more = len(names) - _LISTED_NAMES
-    return ", ".join(names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def notes(results: Results, subject: Subject) -> str:

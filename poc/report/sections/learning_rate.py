@@ -13,7 +13,7 @@ from poc.records.row import MEASURED
 from poc.report import chart, markdown
 from poc.report.markdown import Block, figure, section
 from poc.report.results import Results, Subject, one_per_rate, same_length, trainings
-from poc.report.sections import search
+from poc.report.sections import scaling, search
 
 
 def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) -> pd.DataFrame:
@@ -30,10 +30,7 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
     rows = same_length(rows[rows.target_accuracy.isna()])
     rows = rows[rows.lr.notna()]
     by_lr = one_per_rate(rows, reference)
-    # Of several that searches chose not the best one on the test set.
-    each = by_lr.loc[by_lr.index.repeat(by_lr.choices)].groupby("global_batch").lr
-    middle = by_lr.global_batch.map(each.quantile(interpolation="lower"))
-    by_lr = by_lr.assign(is_middle=by_lr.lr == middle, all_ended=by_lr.diverged == 0)
+    by_lr = by_lr.assign(all_ended=by_lr.diverged == 0)
     best = by_lr.sort_values(["is_middle", "chosen", "all_ended", "accuracy"], kind="stable")
     best = best.drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
@@ -41,7 +38,7 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
         [rows.assign(highest=rows.lr.mask(rows.diverged > 0, math.inf)), diverged.assign(highest=math.inf)]
     )
     distinct = tried_rows.drop_duplicates(["global_batch", "lr", "schedule"]).groupby("global_batch").size()
-    best["tried"] = best.candidates.fillna(distinct).astype(int)
+    best["tried"] = best.candidates.where(best.chosen).fillna(distinct).astype(int)
     tried_rows = tried_rows.groupby("global_batch")
     best["lowest"], best["highest"] = tried_rows.lr.min(), tried_rows.highest.max()
     change = best.accuracy - best.accuracy.get(reference, math.nan)
@@ -50,7 +47,7 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
 
 def blocks(results: Results, subject: Subject) -> list[Block]:
     """Return table, recommendation, figure, and the tuned recipes of a subject."""
-    rows = results.headline(subject)
+    rows = scaling.over_hosts(results, subject, results.headline(subject))
     reference = results.reference_batch(subject)
     diverged, machines = results.diverged(rows), results.published_machines(subject)
     measured = best_by_batch(rows, diverged, reference)
@@ -127,6 +124,7 @@ def _recommendation(
     for row in markdown.records(searched.sort_values(["n", "accuracy"]) if len(searched) else searched):
         schedule = getattr(row, "with") or row.schedule
         remarks = [f"accuracy {row.found:.3f}" if pd.notna(row.found) else row.found_end or "not tested yet"]
+        remarks[0] += search.only(row.found_n, row.n)
         remarks += [*_of_rule(row, "linear"), *_of_rule(row, "square_root")]
         remarks += ["medians over seeds, each with its own rate"] if row.lr_low < row.lr_high else []
         text = f"{row.lr:.3g} with {schedule}" if schedule else f"{row.lr:.3g}"
@@ -143,10 +141,15 @@ def _recommendation(
 
 
 def _of_rule(row: Any, rule: str) -> list[str]:
-    """Return a remark on the accuracy with the rate of a rule, which a search did not choose; none if it is unknown."""
+    """Return a remark on the accuracy with the rate of a rule, which a search did not choose; none if it is unknown.
+
+    The rule is better only if every seed has both accuracies.
+    """
     accuracy, change, low, high = (getattr(row, rule + suffix) for suffix in ("", "_change", "_low", "_high"))
     text = f"{rule.replace('_', '-')} rule: {accuracy:.3f}" + (f" at {low:.3g}" if low == high else "")
-    return [text + (", better" if change > 0 else "")] if pd.notna(accuracy) else []
+    text += search.only(getattr(row, f"{rule}_n"), row.n)
+    is_better = change > 0 and getattr(row, f"{rule}_pairs") == row.n
+    return [text + (", better" if is_better else "")] if pd.notna(accuracy) else []
 
 
 def _best_rates(best: pd.DataFrame, reference: int) -> dict[float, str]:
@@ -185,9 +188,10 @@ def _tuned(results: Results, subject: Subject) -> str:
             return "validation split"
         return "test set" if tried[row.global_batch] > 1 else ""
 
+    differing = markdown.differences([*markdown.records(pd.concat([best, results.headline(subject).head(1)]))])
     lines = markdown.lines(
         best.sort_values("global_batch"),
-        *(("tuned recipe", "training_recipe"), "global batch", "lr"),
+        *(("tuned recipe", lambda row: row.training_recipe + differing(row)), "global batch", "lr"),
         *("epochs", ("accuracy", lambda row: f"{row.accuracy:.3f}"), ("n", "seeds")),
         ("best of", lambda row: markdown.count(row.candidates if row.chosen else tried[row.global_batch])),
         ("tuned on", tuned_on),

@@ -21,6 +21,8 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
         bound = '; "≤": the study printed only the end'
     rows = results.headline(subject)
     framework = next(map(markdown.short_framework, markdown.records(rows.head(1))), "")
+    if len(results.here(results.measured)[["cpu", "cores"]].drop_duplicates()) > 1:  # under one name
+        framework += "".join(f", {row.cpu}, {row.cores:.0f} cores" for row in markdown.records(rows.head(1)))
     trained = same_length(rows[rows.target_accuracy.isna()])
     end = f"after {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else "after the last epoch"
     caption = (
@@ -92,9 +94,9 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int, scaled: pd.DataFram
     single = at_batch[(at_batch.devices == 1) & at_batch.cores_per_worker.isna()]
     multiple = at_batch[(at_batch.devices == real.devices.max()) & (at_batch.devices > 1)]
     last = {curve.batch_per_device[0]: curve.iloc[-1] for curve in scaling.series(results, scaled)}
-    max_devices = max((row.devices for row in last.values()), default=0)
+    max_devices = real.devices.max()
     speedups = [_speedup(last[size], max_devices) if size in last else "—" for size in (batch, 2 * batch, 4 * batch)]
-    best = learning_rate.best_by_batch(rows, results.diverged(rows), batch)
+    best = learning_rate.best_by_batch(scaled, results.diverged(scaled), batch)
     ends = best[(best.index == batch) | (best.index == best.index.max())]
     largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
     tuned = [

@@ -71,6 +71,7 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
         middle = winners.lr.quantile(interpolation="lower")
         line = {**winners[winners.lr == middle].iloc[-1], "n": len(winners)}
         line.update(lr_low=winners.lr.min(), lr_high=winners.lr.max())
+        line["with"] = " or ".join(filter(None, winners["with"].unique()))
         line.update(lowest=group.lr.min(), highest=group.lr.max())
         line["at_edge"] = winners.lr.isin([line["lowest"], line["highest"]]).any()
         rates = group.lr[group.length != PAUSED]
@@ -142,7 +143,8 @@ def _losses_of_other_seeds(accuracies: pd.DataFrame) -> pd.Series:
 def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
     """Return the median accuracies, and ranges of the rates, of the trainings on the test set after a search.
 
-    `found_n`, `linear_n` and `square_root_n` are the numbers of seeds that completed; `found_end`, `linear_end` and
+    `found_n`, `linear_n` and `square_root_n` are the numbers of seeds that completed, `linear_pairs` and
+    `square_root_pairs` those of which the training with the rate that was found did, too; `found_end`, `linear_end` and
     `square_root_end` the outcomes if none did.
     """
     runs = results.runs[results.runs.machine.isin(winners.machine) & results.runs.outcome.isin(SETTLED)]
@@ -157,6 +159,7 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
         key, n, ends = name.replace("-", "_"), accuracy.notna().sum(), trained[name].outcome.dropna().unique()
         rates, change = trained[name].lr, accuracy - accuracies[FOUND]
         tested.update({key: accuracy.dropna().median(), f"{key}_change": change.dropna().median()})
+        tested.update({f"{key}_pairs": change.notna().sum()})
         tested.update({f"{key}_low": rates.min(), f"{key}_high": rates.max()})
         tested.update({f"{key}_n": n, f"{key}_end": "" if n else " or ".join(ends)})
     return tested
@@ -213,17 +216,17 @@ def _rule(row: Any, name: str) -> str:
     if pd.isna(accuracy):
         return f"{end} ({rates})" if end else ""
     changed = f"{change:+.3f}, " if pd.notna(change) else ""
-    return f"{accuracy:.3f} ({changed}{rates})" + _only(seeds, row.n)
+    return f"{accuracy:.3f} ({changed}{rates})" + only(seeds, row.n)
 
 
-def _only(seeds: int, n: int) -> str:
+def only(seeds: int, n: int) -> str:
     """Return a remark with the number of seeds that completed, if not all n did."""
     return f" ({seeds:.0f} of {n:.0f} seeds)" if 0 < seeds < n else ""
 
 
 RESULTS: tuple[markdown.Column, ...] = (
     ("best lr found", _rate),
-    ("accuracy", lambda row: (markdown.formatted(row.found, ".3f") or row.found_end) + _only(row.found_n, row.n)),
+    ("accuracy", lambda row: (markdown.formatted(row.found, ".3f") or row.found_end) + only(row.found_n, row.n)),
     ("linear rule", lambda row: _rule(row, "linear")),
     ("square-root rule", lambda row: _rule(row, "square_root")),
 )
