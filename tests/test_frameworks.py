@@ -97,6 +97,13 @@ def emulated(run: Run) -> Arrays:
     return results(dataclasses.replace(run, emulated=True, workers=1, cores_per_worker=None, kvstore=Device()))
 
 
+@pytest.mark.parametrize("fields", [{}, {"devices": 2, "workers": 2, "kvstore": "dist_sync"}], ids=str)
+def test_a_run_on_the_cpu_uses_no_gpu(fields: dict[str, Any]) -> None:
+    run = planned("mxnet", **fields).run
+    with frameworks.load("mxnet").cluster(run, 1) as cluster:
+        assert {each["CUDA_VISIBLE_DEVICES"] for each in cluster.environments} == {""}
+
+
 @pytest.mark.parametrize("framework", ["mxnet", "pytorch"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "tf32"])
 def test_products_are_rounded_to_tf32_only_on_request(
@@ -105,6 +112,7 @@ def test_products_are_rounded_to_tf32_only_on_request(
     run = dataclasses.replace(planned("mxnet").run, framework=framework, kind="gpu", dtype=dtype)
     with frameworks.load(framework).cluster(run, 1) as cluster:
         assert cluster.environments[0].get("NVIDIA_TF32_OVERRIDE") == (None if dtype == "tf32" else "0")
+        assert "CUDA_VISIBLE_DEVICES" not in cluster.environments[0]
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     reason = frameworks.unsupported_reason(run, MACHINE) or ""
     assert ("NVIDIA_TF32_OVERRIDE" in reason) == (dtype == "tf32") or "not installed" in reason
@@ -446,6 +454,7 @@ def test_frameworks_take_the_same_steps(run: Run) -> None:
     [
         ("mxnet", "MXNetError", "Check failed: e == cudaSuccess || e == cudaErrorCudartUnloading: out of memory", True),
         ("mxnet", "MXNetError", "Failed to allocate CPU Memory", True),  # as seen
+        ("mxnet", "MXNetError", "Size of tensor you are trying to allocate is larger than 2^31 elements.", True),
         ("mxnet", "MXNetError", "Check failed: e == CUDNN_STATUS_SUCCESS (4 vs. 0) : cuDNN: INTERNAL_ERROR", False),
         ("mxnet", "ValueError", "the file is out of memory of anybody", False),
         ("pytorch", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of", True),

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,15 @@ def test_residual_units_can_start_as_identities_and_all_of_them_learn(model: str
     assert zeros(frameworks.open_session(dataclasses.replace(run, zero_init_gamma=False))) == []
 
 
+@pytest.mark.parametrize("fields", [{}, {"kvstore": "local"}], ids=str)
+def test_devices_of_one_process_share_sums_and_updates_equally(fields: dict[str, Any]) -> None:
+    session = MXNetSession(run_of(model="cifar_resnet50_v2", devices=4, **fields))
+    sizes, owners = [buffer.values[0].size for buffer in session._buffers], np.array(session._owners)[:, 0]
+    shares = np.bincount(owners, weights=sizes, minlength=4) / sum(sizes)
+    assert (len(sizes) < 12, shares.max() < 0.35, shares.min() > 0.15) == (True, True, True), (sizes, shares)
+    assert len(MXNetSession(run_of(model="cifar_resnet50_v2"))._buffers) == 4
+
+
 # The scale of float16 on several devices of one process
 
 DEVICES = 3
@@ -355,6 +365,15 @@ def test_horovod_reports_a_host_name_that_resolves_to_the_loopback(monkeypatch: 
     monkeypatch.setitem(sys.modules, "horovod", None)
     with pytest.raises(ImportError, match="horovod"):
         distributed.HorovodSession._open_store(object())  # type: ignore[arg-type]
+
+
+@needs_horovod
+def test_between_gpus_horovod_needs_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "")
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "127.0.0.1")
+    session: Any = SimpleNamespace(_run=SimpleNamespace(kind="gpu"))
+    with pytest.raises(OSError, match="NCCL"):  # which the build for CPUs does not have
+        distributed.HorovodSession._open_store(session)
 
 
 def test_drop_out_on_a_gpu_draws_from_the_generators_that_are_seeded() -> None:

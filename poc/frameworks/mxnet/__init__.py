@@ -85,6 +85,8 @@ def cluster(run: Run, cores: int, hosts: Sequence[str] = ("127.0.0.1",)) -> Abst
     common = {"DMLC_LOG_STACK_TRACE_DEPTH": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}  # the pinned cuDNN is a newer one
     if sys.version_info < (3, 12):
         common["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # else MXNet's import brings setuptools' own, half a second more
+    if run.kind == "cpu":
+        common["CUDA_VISIBLE_DEVICES"] = ""  # else the kvstore's memory is CUDA's, on the first GPU
     if run.dtype != "tf32":
         common["NVIDIA_TF32_OVERRIDE"] = "0"  # else MXNet has Ampere round the factors of products to 10 bits
     from poc.frameworks.mxnet import servers  # not before it is run as a main program
@@ -124,6 +126,7 @@ def count_model(run: Run) -> Cost:
 def is_out_of_memory(error: BaseException) -> bool:
     # Messages of MXNet's allocators (src/storage/ of 1.9.1), cuDNN, the search for its fastest algorithms and cuBLAS.
     words = r"out of memory|cudaMalloc|Failed to allocate|Failed to find any .* convolution|bad_alloc|ALLOC_FAILED"
+    words += r"|larger than 2\^31 elements"  # in an array: a smaller batch may fit
     from_mxnet = type(error).__name__ == "MXNetError"
     return isinstance(error, MemoryError) or (from_mxnet and re.search(words, str(error)) is not None)
 

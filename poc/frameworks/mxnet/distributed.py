@@ -70,6 +70,8 @@ class HorovodSession(DistributedSession):
             raise OSError(f"host name {name} resolves to {resolved}, and Horovod needs {address} (/etc/hosts)")
         import horovod.mxnet  # optional: only for runs with this kvstore
 
+        if self._run.kind == "gpu" and not horovod.mxnet.nccl_built():
+            raise OSError("Horovod was built without NCCL, which GPUs need: HOROVOD_GPU_OPERATIONS=NCCL")
         self._horovod = horovod.mxnet
         self._horovod.init()
         self._worker = self._horovod.rank()

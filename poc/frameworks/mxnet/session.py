@@ -18,7 +18,7 @@ from poc import config
 from poc.config.run import Run
 from poc.data import Batch, Crops
 from poc.frameworks.mxnet import optimizers
-from poc.frameworks.mxnet.flat_buffers import flatten
+from poc.frameworks.mxnet.flat_buffers import flatten, share_out
 from poc.frameworks.mxnet.networks import branch_ends, can_fuse, draw_by_mxnet, registered
 from poc.frameworks.mxnet.zoo import own
 from poc.frameworks.session import LossScale, Part, Session, crop_indices, fastest
@@ -105,7 +105,9 @@ class MXNetSession(Session):
     def _prepare_sync(self) -> None:
         """Flatten the parameters into buffers, and join the devices by a kvstore."""
         run = self._run
-        self._buffers, self._statistics_buffers = flatten(self._trained), flatten(self._statistics)
+        within_process = isinstance(run.kvstore, (config.Device, config.Local))
+        self._buffers = flatten(self._trained, len(self._devices) if within_process else 1)
+        self._statistics_buffers = flatten(self._statistics)
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
             self._loss_scale = LossScale(mx.nd.full(1, LossScale.START, ctx=self._contexts[0]))
@@ -114,7 +116,7 @@ class MXNetSession(Session):
         self._sent_dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32
         self._owners: list[Sequence[int]] = [self._devices] * len(self._buffers)  # the devices that update each buffer
         if not isinstance(run.kvstore, (config.NCCL, config.NoSync)):
-            self._owners = [[number % len(self._devices)] for number in range(len(self._buffers))]
+            self._owners = [[owner] for owner in share_out(self._buffers, len(self._devices))]
         self._keys: list[int] = []  # the kvstore's key of each buffer that is trained; none without synchronisation
         self._key_count = 0
         self._connect()
