@@ -84,7 +84,7 @@ def flatten(parameters: list[Any], owners: int = 1) -> list[FlatBuffer]:
     The last parameters come first, in the order of the backward pass. There are enough for so many `owners`.
     """
     share = 4 * sum(map(_padded_size, parameters)) // owners
-    most = _BYTES if owners == 1 else min(_BYTES, max(_LEAST_BYTES, share))
+    limit = _BYTES if owners == 1 else min(_BYTES, max(_LEAST_BYTES, share))
     kinds: dict[tuple[int, bool], list[Any]] = {}
     for parameter in reversed(parameters):
         kinds.setdefault((len(parameter.shape), bool(parameter.wd_mult)), []).append(parameter)
@@ -92,7 +92,7 @@ def flatten(parameters: list[Any], owners: int = 1) -> list[FlatBuffer]:
     for remaining in kinds.values():
         while remaining:
             ends = np.cumsum([_padded_size(parameter) for parameter in remaining])
-            count = max(1, int(np.searchsorted(ends, most / 4, side="right")))
+            count = max(1, int(np.searchsorted(ends, limit / 4, side="right")))
             buffers.append(FlatBuffer(remaining[:count]))
             remaining = remaining[count:]
     return buffers
