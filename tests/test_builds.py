@@ -13,7 +13,7 @@ from poc import CIFAR10, Recipe, Synthetic, frameworks
 from poc.__main__ import main
 from poc.cli import advise as advice
 from poc.cli import doctor
-from poc.frameworks import builds
+from poc.frameworks import builds, mxnet
 from poc.host import hardware
 from poc.host.hardware import Hardware
 from poc.plan import plan
@@ -265,3 +265,16 @@ def test_runs_on_cards(machine: str, framework: str, devices: Any, completed: li
     reasons = [record.reason for record in records if record.outcome == "skipped"]
     assert len(reasons) == len(records) - len(completed)
     assert all("GPU" in reason and "\n" not in reason for reason in reasons)
+
+
+def test_mxnet_for_cuda_10_loads_the_parts_of_cudnn_that_it_opens_later(tmp_path: Path, monkeypatch: Any) -> None:
+    names = [*mxnet.CUDA_10_LIBRARIES, *mxnet.CUDNN_PARTS[:3]]
+    for name in names:
+        (tmp_path / name).touch()
+    loaded: list[str] = []
+    monkeypatch.setattr(mxnet, "versions", lambda name: {"mxnet-cu102": "1.9.1"})
+    monkeypatch.setattr(mxnet, "shared_library", builds.shared_library.__wrapped__)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setattr("ctypes.CDLL", lambda path, mode: loaded.append(path))
+    mxnet._load_cuda_libraries()
+    assert loaded == [str(tmp_path / name) for name in names]

@@ -33,11 +33,12 @@ CUDA_10_LIBRARIES = (
     *("libcufft.so.10", "libcurand.so.10", "libcusolver.so.10", "libcudnn.so.8", "libnccl.so.2"),
 )
 """Libraries that mxnet-cu102 links, each after those it needs itself."""
+CUDNN_PARTS = tuple(f"libcudnn_{part}.so.8" for part in ("ops_infer", "cnn_infer", "ops_train", "cnn_train"))
+"""What cuDNN opens by name at the first convolution."""
 _CUDA_11_LIBRARIES = (
     *("libcudart.so.11.0", "libnvrtc-builtins.so.11.8", "libnvrtc.so.11.2", "libnvToolsExt.so.1", "libcublasLt.so.11"),
     *("libcublas.so.11", "libcufft.so.10", "libcurand.so.10", "libcusparse.so.11", "libcusolver.so.11"),
-    *("libcudnn.so.8", "libcudnn_ops_infer.so.8", "libcudnn_cnn_infer.so.8", "libcudnn_ops_train.so.8"),
-    *("libcudnn_cnn_train.so.8", "libnccl.so.2"),
+    *("libcudnn.so.8", *CUDNN_PARTS, "libnccl.so.2"),
 )
 """The same of mxnet-cu112, with those that these open later, so that no other version on LD_LIBRARY_PATH is loaded."""
 BUILDS: tuple[Build, ...] = (
@@ -156,7 +157,9 @@ def prepare() -> None:
 
 def _load_cuda_libraries() -> None:
     if "mxnet-cu102" in versions("mxnet"):
-        paths = [shared_library(name) for name in CUDA_10_LIBRARIES]
+        linked = [path for name in CUDA_10_LIBRARIES if (path := shared_library(name))]
+        parts = [path.with_name(name) for path in linked if path.name == "libcudnn.so.8" for name in CUDNN_PARTS]
+        paths = [*linked, *filter(Path.exists, parts)]
     else:
         spec = importlib.util.find_spec("nvidia")
         roots = map(Path, (spec and spec.submodule_search_locations) or ())
