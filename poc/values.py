@@ -54,6 +54,11 @@ def suggest(name: object, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "valid: " + ", ".join(options)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 epoch", "12 epochs"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def one_line(error: BaseException) -> str:
     """Return the line of an error's message that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

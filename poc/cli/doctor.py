@@ -20,8 +20,7 @@ from poc.host import hardware, nvml
 from poc.host.environment import cache
 from poc.host.hardware import Hardware
 from poc.records import provenance
-from poc.run.progress import counted
-from poc.values import UserError
+from poc.values import UserError, counted
 
 _FREE_GIGABYTES = 2.0  # disk space for data and results
 # NCCL's processes exchange data in shared memory; its size in a container by default, in bytes, is too small for that.

@@ -9,6 +9,7 @@ from poc.config.fields import labels
 from poc.config.run import Run
 from poc.records.record import COMPLETED, Record
 from poc.records.timing import throughput
+from poc.values import counted
 
 _FORMAT = "{desc}, {remaining} left {percentage:3.0f}%|{bar}|"
 # Not of interest in a line, or part of each label.
@@ -59,11 +60,6 @@ def result(record: Record, title: str) -> str:
         length = counted(record.steps, "step")
     wall = "" if record.wall is None else f", {duration(record.wall)}"
     return f"{title}: {', '.join(figures)} ({length}{wall})"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 epoch", "12 epochs"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def duration(seconds: float) -> str:

@@ -20,9 +20,9 @@ from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPE
 from poc.run import schedule, workload
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
 from poc.run.parent import execute, new_record
-from poc.run.progress import counted, duration, label, result, varied
+from poc.run.progress import duration, label, result, varied
 from poc.run.workload import Line
-from poc.values import UserError
+from poc.values import UserError, counted
 
 
 @dataclasses.dataclass(eq=False)

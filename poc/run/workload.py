@@ -6,8 +6,8 @@ from typing import Any
 from tabulate import tabulate
 
 from poc.records.last_run import by_reason
-from poc.run.progress import counted, duration
-from poc.values import value
+from poc.run.progress import duration
+from poc.values import counted, value
 
 _MOST_REASONS = 5
 

@@ -14,6 +14,7 @@ from poc.report import chart, markdown
 from poc.report.markdown import Block, figure, section
 from poc.report.results import Results, Subject, one_per_rate, same_length, trainings
 from poc.report.sections import scaling, search
+from poc.values import counted
 
 
 def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) -> pd.DataFrame:
@@ -70,7 +71,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         }
         for batch, row in zip(batches, markdown.records(measured.reindex(batches)))
     ]
-    epochs = f", {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else ""
+    epochs = f", {counted(int(trained.epochs.iloc[0]), 'epoch')}" if len(trained) else ""
     about = (
         f"Test accuracy of {subject.label} at the best learning rate that was tried, {results.recipe(subject)}"
         f"{epochs}{f'; published: accuracy (learning rate) after {MAIN_EPOCHS} epochs' if published else ''}. "

@@ -12,6 +12,7 @@ from poc.report.markdown import Block, section
 from poc.report.results import Results, Subject, preferred, same_length
 from poc.report.sections import cost, learning_rate, scaling
 from poc.report.table import TRAINING
+from poc.values import counted
 
 
 def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> list[Block]:
@@ -24,7 +25,7 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
     if len(results.here(results.measured)[["cpu", "cores"]].drop_duplicates()) > 1:  # under one name
         framework += "".join(f", {row.cpu}, {row.cores:.0f} cores" for row in markdown.records(rows.head(1)))
     trained = same_length(rows[rows.target_accuracy.isna()])
-    end = f"after {trained.epochs.iloc[0]:.0f} epochs" if len(trained) else "after the last epoch"
+    end = f"after {counted(int(trained.epochs.iloc[0]), 'epoch')}" if len(trained) else "after the last epoch"
     caption = (
         f"{framework and f'This machine: {framework}. '}Medians of n repeats or seeds. {source}Measured samples/s "
         "are of bursts where there are any. Speed-up: samples/s on the most devices that were measured over samples/s "

@@ -11,6 +11,7 @@ from poc.report.markdown import Block, figure
 from poc.report.results import Results, Subject
 from poc.report.table import PAUSED, TRAINING
 from poc.search import FOUND, LINEAR, SQUARE_ROOT
+from poc.values import counted
 
 _BATCH = ["global_batch", "devices", "batch_per_device", "workers", "kvstore"]
 _CONDITIONS = ["machine", "data_checksum", "model", "framework", "dtype", "seed", *_BATCH]
@@ -264,7 +265,7 @@ def _figure(results: Results, subject: Subject, search: str, suffix: str) -> lis
     best = best.groupby(["epochs", "global_batch", "lr"]).mean()
     lines = [
         chart.Line(
-            f"global batch {batch:,.0f}, {'1 epoch' if epochs == 1 else f'{epochs:.0f} epochs'}",
+            f"global batch {batch:,.0f}, {counted(int(epochs), 'epoch')}",
             points.droplevel([0, 1]).to_dict(),
             measured=epochs == last,
         )
