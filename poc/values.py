@@ -62,9 +62,9 @@ def counted(count: int, noun: str) -> str:
 def one_line(error: BaseException) -> str:
     """Return the line of an error's message that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "Last error:" in lines[:-1]:  # NCCL's, whose name is less than what follows
+    if "Last error:" in lines[:-1]:  # of NCCL: the cause follows
         return lines[lines.index("Last error:") + 1]
-    # MXNet puts it after the lines of its C++ stack. After CUDA's is where to look for its name.
+    # MXNet puts it after the lines of its C++ stack. CUDA adds a link to its manual, with the name of the error.
     named = [line for line in lines if "Error" in line or "Check failed" in line]
     return [*(line for line in named[-1:] if not line.startswith("Search for")), *lines, ""][0]
 

@@ -51,7 +51,7 @@ def page(table: pd.DataFrame, cache: Path | None) -> str:
     machines = [markdown.machine(row) for row in markdown.records(table)]
     table = table.assign(machine=machines, **digits).reset_index(drop=True)
     speeds = ["samples_per_second", "seconds_per_epoch", "wall_seconds"]
-    table.loc[table.emulated, [*speeds, "seconds_by_epoch"]] = [*(math.nan for _ in speeds), ""]  # no real devices'
+    table.loc[table.emulated, [*speeds, "seconds_by_epoch"]] = [*(math.nan for _ in speeds), ""]  # not of real devices
     parts = {"vega": _vega(cache), "table": _rows(table), "data": _data(table)}
     return _PAGE.substitute(parts, all=len(table), measured=(table.origin == MEASURED).sum())
 

@@ -83,7 +83,7 @@ class RecordedSteps:
         try:
             graph.record(recorded_work)
         except Exception as error:
-            reason = [*raised, error][0]  # the end of a failed recording fails, too
+            reason = raised[0] if raised else error  # the end of a failed recording fails, too
             if is_out_of_memory(reason):
                 raise reason from None
             text = f"{type(reason).__name__}: {one_line(reason)}"

@@ -30,7 +30,7 @@ from poc.frameworks.pytorch.zoo import own
 from poc.frameworks.session import LossScale, Part, Session, WrongSumError, crop_indices, fastest
 from poc.host.processes import interface
 
-_PROBE = 1 << 22  # numbers of a sum that shows whether devices can exchange data; NCCL sends few in another way
+_PROBE = 1 << 22  # values in the sum that checks the exchange; NCCL uses another protocol for few
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
