@@ -198,3 +198,8 @@ def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
     changed = [dataclasses.replace(record, hardware=two) for record in seeds(0.05, rates, 3, 5)]
     lines = only_table(results_of(*fast, *others[:3], *changed), "time_to_accuracy", "Recipes to the same accuracy")
     assert [line["global batch, lr"] for line in lines] == ["128, 0.05", "128, 0.1"] * 2
+    # So does one with more cores, although it has the same GPUs.
+    more_cores = dataclasses.replace(fast[0].hardware, cores=64)
+    changed = [dataclasses.replace(record, hardware=more_cores) for record in seeds(0.05, rates, 3, 5)]
+    lines = only_table(results_of(*fast, *others[:3], *changed), "time_to_accuracy", "Recipes to the same accuracy")
+    assert [line["global batch, lr"] for line in lines] == ["128, 0.05", "128, 0.1"] * 2

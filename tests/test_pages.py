@@ -265,6 +265,9 @@ def test_time_and_cost_are_of_settings_all_of_whose_seeds_reached_the_accuracy(p
         ("1 GPU", "baseline", "4.6 min", "3"),
         ("1 GPU", "tuned", "7.5 min (noisy)", "1"),
     ]
+    # The CPU of a GPU machine is a device of its own.
+    on_cpu = trained(100, 0.8, 3, run={"kind": "cpu"})
+    assert [line["devices"] for line in table_of(cost, *seeds, on_cpu)] == ["1 GPU", "CPU, 2 cores"]
 
 
 def test_a_report_removes_what_only_an_earlier_one_made(tmp_path: Path) -> None:

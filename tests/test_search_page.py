@@ -110,6 +110,13 @@ def test_candidates_of_different_searches_or_half_a_search_choose_nothing(made: 
     assert not any(build(*records).chosen.any() for records in (half, missing))
 
 
+def test_a_search_over_two_fields_shows_what_each_seed_chose(results: Results) -> None:
+    table = results.table.copy()
+    table.loc[(table.search != "") & (table.seed == 1), "training_recipe"] = "momentum 0.8"
+    for line in found(replace(results, table=table)):
+        assert [text.split(", ")[-1] for text in line["with"].split(" or ")][1] == "momentum 0.8"
+
+
 def test_a_rule_whose_rate_diverges_for_a_seed_says_so(made: list[Record], results: Results) -> None:
     rows = results.table[results.table.chosen & (results.table.global_batch == 1024)]
     linear = [

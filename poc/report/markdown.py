@@ -1,5 +1,7 @@
 """Building blocks of a page: sections, figures, tables, and how a value of rows.csv is printed in a cell."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -163,6 +165,11 @@ def devices(row: Any) -> str:
     if row.fewer_threads > 0:
         return f"CPU, {row.fewer_threads:.0f} of {row.cores:.0f} cores"
     return f"CPU, {_plural(row.cores_per_worker if row.cores_per_worker > 0 else row.cores, 'core')}"
+
+
+def processors(rows: pd.DataFrame) -> pd.Series[str]:
+    """Return CPU and number of cores of each row: "AMD EPYC, 2 cores"."""
+    return rows.cpu + ", " + rows.cores.map(lambda cores: _plural(cores, "core"))
 
 
 def devices_and_kvstore(row: Any) -> str:

@@ -30,7 +30,8 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     rows = []
     for name, group in [*measured, *published]:
         for recipe, same in (("baseline", group[group.baseline]), ("tuned", group[~group.baseline])):
-            parts = [part for _, part in same.groupby(same.devices.where(same.origin == MEASURED, 0))]
+            by_devices = same.groupby([same.kind == "cpu", same.devices.where(same.origin == MEASURED, 0)])
+            parts = [part for _, part in by_devices]
             found = [*(best(part, "seconds_to_target") for part in parts), best(same, "dollars_to_target")]
             distinct = {row.setting: row for row in found if row is not None}
             rows += [{**row, "machine": name, "recipe": recipe} for row in distinct.values()]
@@ -41,10 +42,10 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         f"price of the whole instance, on-demand unless given.{bound} Settings with a seed that did not reach the "
         "accuracy are left out."
     )
-    groups = _candidates(results.of(subject)).groupby("devices")
+    own = _candidates(results.of(subject))
     remarks = [
         f"On this machine {results.target:g} was {text} on {markdown.devices(part.iloc[0])}."
-        for _, part in groups
+        for _, part in own.groupby([own.kind == "cpu", "devices"])
         if part.seconds_to_target.isna().all() and (text := missed(results, part))
     ]
     shown = markdown.records(pd.DataFrame(rows))

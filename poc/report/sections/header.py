@@ -6,6 +6,7 @@ import pandas as pd
 
 from poc.records.record import COMPLETED, FAILED, INTERRUPTED, SETTLED, SKIPPED
 from poc.records.row import MEASURED
+from poc.report import markdown
 from poc.report.results import Results, Subject
 from poc.report.table import PAUSED
 
@@ -22,7 +23,7 @@ def lines(results: Results) -> str:
     last = rows.sort_values("started").iloc[-1]
     gpus = _listed(rows.hardware[~rows.hardware.str.startswith("CPU")])
     driver = last.driver and f"driver {_listed(rows.driver)}"
-    processors = _listed(rows.cpu + rows.cores.map(", {:.0f} cores".format), " or ")
+    processors = _listed(markdown.processors(rows), " or ")
     hardware = ", ".join(filter(None, [gpus, processors, driver]))
     name = f"{results.machine}: " if results.machine != last.hardware else ""
     ran = results.here(table)

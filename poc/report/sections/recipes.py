@@ -83,7 +83,7 @@ def _lines(rows: pd.DataFrame) -> list[dict[str, str]]:
     """Return a line for each setting; its model is followed by what is not the same in all of them."""
     named = rows.assign(
         training_recipe=rows.training_recipe.mask(rows.baseline, "baseline"),
-        processors=rows.cpu + rows.cores.map(", {:.0f} cores".format),
+        processors=markdown.processors(rows),
     )
     varied = [name for name in ("framework", "layout", "training_recipe", "processors") if named[name].nunique() > 1]
     return [_line(row, varied) for row in markdown.records(named)]

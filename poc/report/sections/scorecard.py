@@ -22,8 +22,8 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
         bound = '; "≤": the study printed only the end'
     rows = results.headline(subject)
     framework = next(map(markdown.short_framework, markdown.records(rows.head(1))), "")
-    if len(results.here(results.measured)[["cpu", "cores"]].drop_duplicates()) > 1:  # under one name
-        framework += "".join(f", {row.cpu}, {row.cores:.0f} cores" for row in markdown.records(rows.head(1)))
+    if markdown.processors(results.here(results.measured)).nunique() > 1:  # under one name
+        framework += "".join(", " + markdown.processors(rows.head(1)))
     trained = same_length(rows[rows.target_accuracy.isna()])
     end = f"after {counted(int(trained.epochs.iloc[0]), 'epoch')}" if len(trained) else "after the last epoch"
     caption = (
