@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import io
 import os
 import shutil
@@ -34,8 +35,17 @@ NO_PAGES = "tests.pageless_poc"  # is `poc`, but its runs write no pages, which 
 # Before a command: a process that was started in the background ignores some signals, and so would its children. Not
 # done by a preexec_fn, which hangs now and then if a framework has threads.
 HEEDFUL = ("env", "--default-signal=INT,HUP")
-_FOLDER = tempfile.mkdtemp(prefix="tests-")  # for files that take seconds to make and are always the same
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+
+
+@functools.cache
+def _folder() -> str:
+    """Return a folder, until this process ends, for files that take seconds to make and are always the same.
+
+    It is made when it is needed: the processes that tests start import this module, too, and some of them are killed.
+    """
+    folder = tempfile.mkdtemp(prefix="tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +83,7 @@ def start(
     """
     words = [*HEEDFUL, *options.pop("prefix", ()), sys.executable, "-W", "ignore", "-m", module]
     words += _arguments(recipe, folder, command)
-    folders = {"POC_CACHE": f"{_FOLDER}/cache", "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _FOLDER}
+    folders = {"POC_CACHE": f"{_folder()}/cache", "PYTHONPATH": str(HOME), "MPLCONFIGDIR": _folder()}
     variables = {**os.environ, **folders, **options.pop("environment", {})}
     environment = {name: value for name, value in variables.items() if value is not None}
     options = {"cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
@@ -100,7 +110,7 @@ def run_here(recipe: Path, folder: Path, *options: str) -> str:
 
     `options` are those of `poc run`. Return what the command, but no worker, says.
     """
-    environment = mock.patch.dict(os.environ, POC_CACHE=f"{_FOLDER}/cache")
+    environment = mock.patch.dict(os.environ, POC_CACHE=f"{_folder()}/cache")
     pageless = mock.patch("poc.cli.run.write_report")
     with environment, pageless, contextlib.redirect_stderr(io.StringIO()) as said:
         status = main([*_arguments(recipe, folder), *options])
@@ -170,7 +180,7 @@ def struck(victim: str, number: signal.Signals, *, workers: int = 1, after: str 
     process runs hours ahead, so that its patience ends.
     """
     over = threading.Event()
-    hold = Path(tempfile.mkdtemp(dir=_FOLDER)) / "hold"
+    hold = Path(tempfile.mkdtemp(dir=_folder())) / "hold"
     clock = SimpleNamespace(sleep=time.sleep, ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead)
 
     def strike() -> None:
