@@ -4,6 +4,7 @@ something else than sums."""
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -355,12 +356,15 @@ def test_the_error_of_fewer_bits_is_bounded(kvstore: KVStore, tmp_path: Path) ->
         assert 1e-5 < error.max() / SUMS <= 2 * 2**-12 + 2**-11
 
 
-def test_horovod_reports_a_host_name_that_resolves_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")  # as on Debian
-    monkeypatch.setattr("poc.host.processes.interface", lambda address: "eth0")
-    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "")
+@pytest.mark.parametrize("resolved", ["127.0.1.1", "192.168.1.5"])  # the first as on Debian
+def test_horovod_reports_a_host_name_of_another_interface(monkeypatch: pytest.MonkeyPatch, resolved: str) -> None:
+    interfaces = {"127.0.0.1": "lo", "127.0.1.1": "lo", "192.168.1.5": "eth1", "10.77.0.1": "eth0"}
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (resolved, 0))])
+    monkeypatch.setattr("poc.host.processes.interface", interfaces.__getitem__)
+    for name in ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
     monkeypatch.setenv("HOROVOD_HOSTNAME", "10.77.0.1")
-    with pytest.raises(OSError, match=r"127\.0\.1\.1.*10\.77\.0\.1"):
+    with pytest.raises(OSError, match=rf"{re.escape(resolved)}.*10\.77\.0\.1"):
         distributed.HorovodSession._open_store(object())  # type: ignore[arg-type]
     monkeypatch.setenv("HOROVOD_HOSTNAME", "127.0.0.1")
     monkeypatch.setitem(sys.modules, "horovod", None)

@@ -218,6 +218,13 @@ def test_two_folders_of_the_same_size_are_two_runs(tmp_path: Path) -> None:
     assert totals(sweep.lines())["runs"] == 2
 
 
+def test_each_file_is_a_sign_of_life(tmp_path: Path) -> None:
+    spec, cache, signs = data.count(folder_in(tmp_path), tmp_path), tmp_path / "cache", list[int]()
+    for expected in (120, 180):  # looked at and read, then looked at alone, as the checksum is known
+        data.load(spec, source=None, cache=cache, alive=lambda: signs.append(1))
+        assert len(signs) == expected
+
+
 # Random resized crop
 
 

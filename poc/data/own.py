@@ -8,7 +8,7 @@ import os
 import sys
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def count(spec: Any, folder: Path) -> Any:
     return dataclasses.replace(spec, train_images=images - held_out, validation=len(validation.labels), **counted)
 
 
-def open_photos(spec: Folder | Records, cache: Path) -> Dataset:
+def open_photos(spec: Folder | Records, cache: Path, alive: Callable[[], object]) -> Dataset:
     """Return the images in the user's files, which are decoded when they are used.
 
     The checksum is of all bytes, and of the relative names in a folder. It is kept in `cache` until a file changes.
@@ -69,7 +69,7 @@ def open_photos(spec: Folder | Records, cache: Path) -> Dataset:
     else:
         files = {"train": Path(spec.train), "val": Path(spec.val)}
     train, validation = map(Photos, splits)
-    checksum = _checksum(files, _IMAGES if isinstance(spec, Folder) else (b"",), cache)
+    checksum = _checksum(files, _IMAGES if isinstance(spec, Folder) else (b"",), cache, alive)
     source = Path(next(iter(local_fields(spec).values())))
     return named(Dataset(spec.name, train, validation, checksum=checksum, source=source))
 
@@ -125,7 +125,7 @@ def _files(spec: Folder | Records) -> tuple[Any, Any]:
     return train, validation
 
 
-def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path) -> str:
+def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path, alive: Callable[[], object]) -> str:
     """Return the checksum of names and bytes of files, from the cache if none has changed since it was computed.
 
     Raises UserError for a file that cannot be read, or has none of these `starts`, and for a photo that is cut off.
@@ -145,7 +145,11 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path)
 
     digests = hashlib.sha256()
     try:
-        states = [(str(path), stat.st_size, stat.st_ctime_ns) for path in files.values() for stat in [path.stat()]]
+        states = []
+        for path in files.values():
+            stat = path.stat()
+            states.append((str(path), stat.st_size, stat.st_ctime_ns))
+            alive()  # a million files on a network's disk take minutes
         entry = cache / "checksums" / hashlib.sha256(repr(states).encode(errors="surrogateescape")).hexdigest()
         if entry.is_file():
             return entry.read_text()
@@ -154,6 +158,7 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path)
         with ThreadPool(usable_threads()) as pool:
             for each in pool.imap(digest, files.items(), chunksize=64):
                 digests.update(each)
+                alive()
     except OSError as error:
         raise UserError(f"data: {error.filename} cannot be read ({error.strerror})") from None
     checksum = digests.hexdigest()[:CHECKSUM_DIGITS]

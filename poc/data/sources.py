@@ -24,14 +24,20 @@ _RETRIES = 2  # how often a download is tried again; without it all runs would b
 
 
 def load(
-    spec: Data, *, source: Path | None, cache: Path, release: Release | None = None, fallback: bool = False
+    spec: Data,
+    *,
+    source: Path | None,
+    cache: Path,
+    release: Release | None = None,
+    fallback: bool = False,
+    alive: Callable[[], object] = lambda: None,
 ) -> Dataset:
     """Return the images of `spec`.
 
     CIFAR-10 or CIFAR-100 comes from `source`, a folder or file in one of the forms of `cifar.find`. Without it, from
     the folder `cache`, then from where MXNet or Keras store it, then from a download. If that fails, or with
     `fallback`, synthetic images of the same shape are used, with a warning. Photos are decoded as they are read. The
-    user's own data sets have paths, and need no `source`.
+    user's own data sets have paths, and need no `source`; `alive` is called for each of many files.
 
     Raises UserError if files are missing, damaged or something else, or if `cache` cannot be written.
     """
@@ -41,7 +47,7 @@ def load(
     elif isinstance(spec, Arrays):
         dataset = own.named(_decoded([Path(spec.path)], cache, spec.name, own.decode_arrays))
     elif not isinstance(spec, Cifar):
-        dataset = own.open_photos(spec, cache)
+        dataset = own.open_photos(spec, cache, alive)
     else:
         release = release or RELEASES[spec.name]
         dataset = None if fallback else _load_cifar(source, cache, release)

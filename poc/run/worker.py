@@ -18,7 +18,7 @@ from typing import Any, TextIO, TypeVar
 import numpy as np
 
 from poc import data, frameworks
-from poc.config import Synthetic
+from poc.config import Horovod, Synthetic
 from poc.config.datasets import DataId, Own
 from poc.config.run import Run
 from poc.frameworks import Session, own_models
@@ -187,7 +187,8 @@ class Worker:
         """Return the images, which must be those of the plan."""
         request, planned = self._request, DataId(*self._request["conditions"]["images"])
         source, fallback = Path(request["source"]) if request["source"] else None, planned.name == Synthetic.name
-        dataset = data.load(self.run.data, source=source, cache=Path(request["cache"]), fallback=fallback)
+        cache = Path(request["cache"])
+        dataset = data.load(self.run.data, source=source, cache=cache, fallback=fallback, alive=self._beat)
         if dataset.data_id != planned:
             raise UserError(
                 f"data: this worker has {dataset.data_id}, the plan has {planned}; all workers need the same "
@@ -217,7 +218,8 @@ class Worker:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
         session.barrier()
-        if self.run.devices > self.run.workers and not self.run.emulated:  # several in one process
+        several_here = self.run.devices > self.run.workers and not self.run.emulated
+        if several_here or isinstance(self.run.kvstore, Horovod):
             step_profile.check_sums(session)  # some machines copy zeros from one GPU to another, without an error
         return session
 

@@ -61,12 +61,14 @@ class HorovodSession(DistributedSession):
 
     def _open_store(self) -> None:
         address = os.environ["HOROVOD_HOSTNAME"]
-        os.environ["HOROVOD_GLOO_IFACE"] = processes.interface(address)
+        os.environ["HOROVOD_GLOO_IFACE"] = interface = processes.interface(address)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         # Horovod 0.28.1 forgets its interface when it connects a process set, and listens where the name resolves.
-        name, resolved = socket.gethostname(), "nothing"
+        name, resolved, is_same = socket.gethostname(), "nothing", False
         with contextlib.suppress(OSError):
-            resolved = socket.gethostbyname(name)
-        if resolved == "nothing" or (resolved.startswith("127.") and not address.startswith("127.")):
+            resolved = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+            is_same = address.startswith("127.") or processes.interface(resolved) == interface
+        if not is_same:
             raise OSError(f"host name {name} resolves to {resolved}, and Horovod needs {address} (/etc/hosts)")
         import horovod.mxnet  # optional: only for runs with this kvstore
 

@@ -70,6 +70,7 @@ def rendezvous(run: Run, cores: int, hosts: Sequence[str], common: Mapping[str, 
         "HOROVOD_SIZE": str(run.workers),
         "HOROVOD_LOCAL_SIZE": str(per_host),
         "HOROVOD_CROSS_SIZE": str(len(hosts)),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "86400",  # by default 30: a first import may take longer; `--patience` ends it
     }
     ranks = {"HOROVOD_RANK": "rank", "HOROVOD_LOCAL_RANK": "local_rank", "HOROVOD_CROSS_RANK": "host_rank"}
     environments = worker_environments(run, cores, hosts, common, {**ranks, "HOROVOD_HOSTNAME": "host"})
