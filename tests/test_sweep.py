@@ -187,8 +187,9 @@ def test_where_others_used_the_memory_a_smaller_batch_is_done_and_the_larger_one
     sweep = sweep_of(tmp_path, *repeats)
     for item in sweep.plan:
         assert sweep.do(item, launcher)
-    failed, *_ = journal.read([sweep.path])
+    failed, completed, *_ = journal.read([sweep.path])
     assert (failed.outcome, failed.reason) == (FAILED, "out of memory while others used 60 GiB of GPU 0")
+    assert (completed.outcome, completed.is_noisy) == (COMPLETED, True)
     assert [call.args[0] for call in launcher.attempt.call_args_list] == [LARGEST[0], *LARGEST[1:2] * 2]
     assert (len(sweep.failed), len(sweep.pending(sweep.plan))) == (1, 2)
 

@@ -139,6 +139,7 @@ class Record(WorkerResult):
     others_busy_cores: float | None = None  # of `usable_cores` (None: of all), kept busy by other processes
     stolen_cores: float | None = None  # of the same, given to other machines although there was work for them
     usable_cores: int | None = None  # cores that the run's processes could use, on the noisiest host
+    gpus_in_use: str = ""  # memory of its GPUs that others used before or after it: "3 GiB of GPU 0"; empty if idle
     monitor: Monitored | None = None
     framework_choice: str = ""  # reason for its framework, if the plan chose it
     price_per_hour: float | None = None  # dollars, set by the user; published prices are looked up when pages are made
@@ -193,9 +194,9 @@ class Record(WorkerResult):
 
     @property
     def is_noisy(self) -> bool:
-        """True if other processes or machines used more than `BUSY_SHARE` of the cores that the run could use."""
+        """True if others used more than `BUSY_SHARE` of the cores that the run could use, or memory of its GPUs."""
         busy = (self.others_busy_cores or 0.0) + (self.stolen_cores or 0.0)
-        return busy > BUSY_SHARE * (self.usable_cores or self.hardware.cores)
+        return bool(self.gpus_in_use) or busy > BUSY_SHARE * (self.usable_cores or self.hardware.cores)
 
     @property
     def joules_per_sample(self) -> float | None:

@@ -92,7 +92,7 @@ class HostResult:
     interrupted: bool
     monitor: Monitored | None
     core_use: dict[str, float]  # fields of a record (`core_use`)
-    occupied: str = ""  # memory of its GPUs that others used at the start, if they were not idle
+    occupied: str = ""  # memory of its GPUs that others used before or after the run, if they were not idle
 
 
 class Launcher(Protocol):
@@ -206,6 +206,8 @@ class LocalLauncher:
                 processes.stop(workers.values())
             ends = {name: process.returncode for name, process in workers.items()}  # None: it cannot be killed
             results = {name: _result(events[name], -9 if end is None else end) for name, end in ends.items()}
+        if None not in ends.values():
+            occupied = occupied or _occupied(cards)
         if failure and failure[0] in results and results[failure[0]].wall is not None:
             failure = failure[0], results[failure[0]].reason  # in its own words
         return HostResult(

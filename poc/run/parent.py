@@ -78,6 +78,7 @@ def execute(
         print(f"  {why}; restarting ({restarts_left - 1} of {run.restarts} restarts left)", file=sys.stderr)
     measured = {**merge_workers(workers), **_merge_hosts(hosts)} if workers else {}
     occupied = ", ".join(filter(None, (host.occupied for host in hosts)))
+    measured.update(gpus_in_use=occupied)
     if interrupted and measured.get("outcome") != COMPLETED:  # it may have been in its trace
         measured.update(outcome=FAILED, reason=INTERRUPTED)
     elif occupied and measured.get("outcome") == OUT_OF_MEMORY:  # the next command may find more

@@ -72,7 +72,7 @@ def notes(results: Results, subject: Subject) -> str:
         "Some GPUs lowered their clocks because of heat or power, and were slower: `poc show ID` names them.": (
             results.here(results.runs).note.str.contains("clocks reduced").any()
         ),
-        '"noisy": other processes took more than 5% of the cores during every repeat.': rows.noisy.any(),
+        '"noisy": in every repeat others took more than 5% of the cores, or had over 2 GiB on a GPU.': rows.noisy.any(),
         '"quick": a run of a few steps for a first look; run the recipe without `--quick` for a result.': (
             rows.quick.any()
         ),
