@@ -189,7 +189,13 @@ def test_a_step_that_cannot_be_recorded_is_an_error_with_the_first_reason(
         RecordedSteps(Broken, warmup_steps=0).run("a kind", [], work)
 
 
-@pytest.mark.parametrize(("way", "words"), [("replaces", r"0\.running_mean"), ("draws", "random numbers")])
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        *(("replaces", r"0\.running_mean"), ("draws", "random numbers")),
+        *(("keeps a tensor", r"0\.latest"), ("counts", r"0\.latest")),
+    ],
+)
 def test_a_model_whose_replays_would_repeat_one_step_cannot_be_recorded(
     way: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,10 +210,17 @@ def test_a_model_whose_replays_would_repeat_one_step_cannot_be_recorded(
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("running_mean", torch.zeros(()))
+            self.latest: Any = 0
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             if way == "draws":
                 return images * random.choice([0.5, 1.0])
+            if way == "counts":
+                self.latest += 1
+                return images / self.latest
+            if way == "keeps a tensor":
+                self.latest = 0.9 * self.latest + 0.1 * images.detach().mean()
+                return images - self.latest
             self.running_mean = 0.9 * self.running_mean + 0.1 * images.detach().mean()
             return images - self.running_mean
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import py_compile
 import re
@@ -328,6 +329,61 @@ class Net(nn.Sequential):
 def net(classes):
     return Net(nn.Flatten(), nn.LazyLinear(classes))
 """
+LATE = """\
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, images):
+        self.last = self.last or nn.Linear(3, 10)
+        return self.last(images.mean(dim=(2, 3)))
+
+
+def net(classes):
+    return Net()
+"""
+STATEFUL = """\
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class CountingNorm(nn.BatchNorm2d):
+    def forward(self, images):
+        self.num_batches_tracked += 1
+        return super().forward(images)
+
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.norm, self.last = CountingNorm(3), nn.Linear(3, classes)
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+        self.register_buffer("short", torch.full((2,), 0.3, dtype=torch.bfloat16))
+        self.register_buffer("constant", torch.ones(1).expand(3))
+
+    def forward(self, images):
+        scale = 1.0
+        if self.training:
+            self.mean.mul_(0.9).add_(images.detach().mean() + 1, alpha=0.1)
+            scale = random.choice((0.5, 1.0)) * np.random.choice((0.5, 1.0))
+        return scale * self.last(self.norm(images * self.constant[0] - self.mean).mean(dim=(2, 3)))
+
+
+def net(classes):
+    return Net(classes)
+
+
+class Noted(Net):
+    def get_extra_state(self):
+        return {"mean": 0}
+"""
 DEFERRED = """\
 import mxnet as mx
 from mxnet.gluon import nn
@@ -356,6 +412,44 @@ def unused(classes):
             return self.used(images)
 
     return Net()
+
+
+class Scores(nn.HybridBlock):
+    def __init__(self, classes):
+        super().__init__()
+        self.classes, self.dense, self.listed = classes, nn.Dense(classes), []
+
+    def hybrid_forward(self, F, images, **parameters):
+        return self.dense(images)
+
+
+def listed(classes):
+    net = Scores(classes)
+    net.listed.append(net.params.get("scale", shape=(1,)))
+    return net
+
+
+def late(classes):
+    class Net(Scores):
+        def hybrid_forward(self, F, images):
+            self.last = nn.Dense(self.classes)
+            return self.last(images)
+
+    return Net(classes)
+
+
+def double(classes):
+    net = Scores(classes)
+    net.cast("float64")
+    return net
+
+
+def asking(classes):
+    class Net(Scores):
+        def hybrid_forward(self, F, images):
+            return self.dense(images) * (0 if mx.autograd.is_training() else 1)
+
+    return Net(classes)
 
 
 def reused(classes):
@@ -397,10 +491,24 @@ def test_a_gluon_block_keeps_the_initializer_of_layers_whose_shapes_are_not_know
     assert [np.unique(values).tolist() for values in weights] == [[0.25]]
 
 
-def test_a_multiplier_of_gluon_that_training_would_ignore_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("slower", "lr_mult"), ("listed", "scale .*not be saved"), ("late", "first pass"), ("double", "float64")],
+)
+def test_what_training_would_ignore_or_lose_of_a_gluon_block_is_refused(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(DEFERRED)
-    with pytest.raises(UserError, match="lr_mult"):
-        own("mxnet", tmp_path, model="net.py:slower")
+    with pytest.raises(UserError, match=words):
+        own("mxnet", tmp_path, model=f"net.py:{name}")
+
+
+@pytest.mark.slow
+def test_a_gluon_block_trains_as_it_asks_for_when_it_is_traced(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEFERRED)
+    run = own("mxnet", tmp_path, model="net.py:asking").run
+    session = frameworks.open_session(run)
+    for batch in batches(run, steps=2):
+        session.step(batch, 0.1)
+    assert session.drain() == pytest.approx(math.log(run.data.classes), rel=1e-5)  # of equal scores
 
 
 @pytest.mark.slow
@@ -435,6 +543,8 @@ def test_a_framework_that_cannot_train_it_is_skipped_with_the_reason(folder: Pat
         ("import no_such_module\n", ("no_such_module", "(mine.py, line 1)")),
         ("from torch import nn\n\n\ndef net(classes):\n    return nn.Flatten()\n", ("(2, 3072)", "(2, 10)")),
         (PAIR_IN_EVALUATION, ("returns tuple", "in evaluation")),
+        (LATE, ("last.weight", "first pass")),
+        (STATEFUL.replace("return Net", "return Noted"), ("_extra_state", "checkpoint")),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_names_it(code: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -500,6 +610,14 @@ def test_two_devices_equal_one_and_frozen_weights_stay(framework: str, folder: P
 def test_a_resumed_run_is_bit_equal_with_dropout(framework: str, folder: Path) -> None:
     write(folder, dropout=0.3)
     run = own(framework, folder).run
+    test_frameworks.test_a_session_resumes_to_the_same_bits_from_the_state_of_another(run)
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_model_with_states_of_every_kind_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(STATEFUL)
+    run = own("pytorch", tmp_path, model="net.py:net").run
     test_frameworks.test_a_session_resumes_to_the_same_bits_from_the_state_of_another(run)
 
 

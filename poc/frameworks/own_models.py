@@ -179,6 +179,7 @@ def _is_of_another_framework(error: Exception, framework: str) -> bool:
     return any(packages & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
 
 
+_CHECKS = 2  # one more whenever a model is refused that was not before: costs in the cache are of accepted ones
 _inspected: dict[str, Inspected] = {}  # the answers that this process has got, by what they depend on
 
 
@@ -190,7 +191,8 @@ def inspect(run: Run) -> Inspected:
     versions = frameworks.versions(run.framework)
     conditions = [run.emulated, run.data.classes, *run.data.input_shape]
     key = json.dumps(
-        [run.model, run.model_hash, run.model_folder, run.framework, run.layout, versions, conditions], sort_keys=True
+        [_CHECKS, run.model, run.model_hash, run.model_folder, run.framework, run.layout, versions, conditions],
+        sort_keys=True,
     )
     if not versions or not frameworks.has_any_build(run.framework) or key in _inspected:
         return _inspected.get(key, Inspected())

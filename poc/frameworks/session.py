@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import random
 import statistics
 import time
 import timeit
@@ -142,13 +143,17 @@ class Session(abc.ABC):
             self._syncs = True
 
     def _seed_step(self) -> None:
-        """Give the step dropout masks of its own, the same ones in a resumed run.
+        """Give the step random numbers of its own, the same ones in a resumed run.
 
-        Workers of MXNet's servers may have swapped their numbers, and then their masks.
+        Workers of MXNet's servers may have swapped their numbers, and then their dropout masks.
         """
         if self._has_dropout:
             (seed,) = np.random.SeedSequence([self._run.seed, self._worker, self._step]).generate_state(1)
             self._seed_dropout(int(seed))
+        if self._run.has_own_model:  # which may draw by these: all workers the same, as they may leave out layers
+            (seed,) = np.random.SeedSequence([self._run.seed, self._step]).generate_state(1)
+            random.seed(int(seed))
+            np.random.seed(seed)
 
     def _micro_batches(self, placed: PlacedBatch) -> Iterator[list[Part]]:
         """Return the inputs of a batch's micro-batches, each of which is trained before the next one is prepared.

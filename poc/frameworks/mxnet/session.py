@@ -215,7 +215,8 @@ class MXNetSession(Session):
         """
         block = _NetworkWithLoss(self._net, self._run.label_smoothing)
         block.hybridize(static_alloc=True, static_shape=True)
-        block._build_cache(mx.nd.zeros(1), mx.nd.zeros(1))
+        with autograd.train_mode():  # some blocks ask for it when they are traced
+            block._build_cache(mx.nd.zeros(1), mx.nd.zeros(1))
         arguments = block._cached_op_args
         return [
             (block._cached_op, [value if is_input else value.data(context) for is_input, value in arguments])

@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import mxnet as mx
+import numpy as np
+from mxnet import autograd
 from mxnet.gluon import nn
 
 from poc.config.networks import Cost
@@ -43,8 +45,10 @@ def _from_gluoncv(name: str, run: Run) -> Any:
     zoo = {key: getattr(module, function) for key, function in pairs for module in modules if hasattr(module, function)}
     if name not in zoo:
         raise UserError(f"gluoncv has no classifier {name!r}; {suggest(name, zoo)}")
-    options = {"aux_logits": False} if name == "googlenet" else {"use_aux": False} if name[:6] == "nasnet" else {}
-    return zoo[name](classes=run.data.classes, **options)
+    options = {"googlenet": {"aux_logits": False}, "resnest": {"input_size": run.data.crop}}
+    options.update(nasnet={"use_aux": False})
+    of_family = next((each for family, each in options.items() if name.startswith(family)), {})
+    return zoo[name](classes=run.data.classes, **of_family)
 
 
 def own(run: Run) -> Any:
@@ -57,6 +61,9 @@ def count(net: Any, classes: int, size: int) -> Cost:
 
     Raises UserError if it does not give scores, (n, classes).
     """
+    known = {*net.collect_params()}
+    with autograd.train_mode():
+        net(mx.sym.var("data"))
     graph = net(mx.sym.var("data"))
     if not isinstance(graph, mx.sym.Symbol) or len(graph.list_outputs()) > 1:
         raise UserError("it returns several arrays, not only scores")
@@ -79,12 +86,18 @@ def count(net: Any, classes: int, size: int) -> Cost:
             shape = outputs[node["name"]].pop(0)
             positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
             multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
-    trained = {name: parameter for name, parameter in net.collect_params().items() if parameter.grad_req != "null"}
+    parameters = net.collect_params()
+    saved = {*net._collect_params_with_prefix().values()}
+    if lost := [name for name, parameter in parameters.items() if name not in known or parameter not in saved]:
+        raise UserError(f"{lost[0]} is made in the first pass, or is no attribute of a block, and would not be saved")
+    trained = {name: parameter for name, parameter in parameters.items() if parameter.grad_req != "null"}
     for name, parameter in trained.items():
+        if np.dtype(parameter.dtype) != np.float32:
+            raise UserError(f"{name} is {np.dtype(parameter.dtype)}, and parameters have to be float32")
         if parameter.lr_mult != 1 or parameter.wd_mult not in (0, 1) or parameter.grad_req != "write":
             multipliers = "lr_mult, wd_mult other than 0 and 1, or grad_req='add'"
             raise UserError(f"{name} has {multipliers}, which are not supported; grad_req='null' freezes it")
     if unused := [name for name in trained if name not in arguments]:
         raise UserError(f"its scores do not depend on {unused[0]}: remove it, or set grad_req = 'null'")
-    parameters = sum(math.prod(arguments[name]) for name in trained)
-    return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)
+    size = sum(math.prod(arguments[name]) for name in trained)
+    return Cost(parameters=size, forward_multiply_adds=multiply_adds, activations=activations)

@@ -190,7 +190,8 @@ def stop_counting_batches(net: nn.Module) -> None:
     for layer in net.modules():
         # Without a momentum the running statistics are means over all batches.
         counts = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
-        if counts and layer.momentum is not None:
+        is_own = type(layer).__module__.split(".")[0] not in ("torch", "timm", "poc")  # may count by itself
+        if counts and layer.momentum is not None and not is_own:
             layer.num_batches_tracked = None
 
 

@@ -163,12 +163,12 @@ class TorchSession(Session):
 
         def work(uploaded: graphs.Batch) -> None:
             recorded_batch = dataclasses.replace(placed, uploaded=uploaded, prepared={})
-            before, drawn = self._addresses(), self._generators()
+            before, drawn = self._kept(), self._generators()
             self.forward_backward(self._micro_batches(recorded_batch))
             self._update()
-            if replaced := [name for name, address in self._addresses().items() if before.get(name) != address]:
-                # Each replay would start from the tensor before the recording.
-                raise ValueError(f"the model replaces {replaced[0]} in each step; change it in place: copy_()")
+            if changed := [name for name, kept in self._kept().items() if before.get(name) != kept]:
+                # Each replay would start from what was there before the recording.
+                raise ValueError(f"the model replaces {changed[0]} in each step; change a tensor in place: copy_()")
             if self._generators() != drawn:  # each replay would repeat what this step did by them
                 raise ValueError("the model draws random numbers on the CPU in each step")
 
@@ -180,10 +180,13 @@ class TorchSession(Session):
         self._step += 1
         self._samples += len(batch)
 
-    def _addresses(self) -> dict[str, int]:
-        """Return where the parameters and buffers of the model are."""
-        tensors = itertools.chain(self._net.named_parameters(), self._net.named_buffers())
-        return {name: tensor.data_ptr() for name, tensor in tensors}
+    def _kept(self) -> dict[str, float]:
+        """Return where the tensors of the model are, and the numbers that it keeps in attributes, by name."""
+        kept: dict[str, Any] = dict(self._tensors())
+        for path, module in self._net.named_modules():
+            kept.update((f"{path}.{name}", each) for name, each in vars(module).items())
+        addresses = {name: each.data_ptr() for name, each in kept.items() if isinstance(each, torch.Tensor)}
+        return {**addresses, **{name: each for name, each in kept.items() if isinstance(each, (int, float))}}
 
     def _generators(self) -> bytes:
         """Return the states of the generators of random numbers on the CPU, if it is not the device itself."""
@@ -380,15 +383,22 @@ class TorchSession(Session):
 
     def state(self) -> dict[str, np.ndarray]:
         self.wait()
-        arrays = {f"parameter/{name}": tensor.cpu().numpy() for name, tensor in self._net.state_dict().items()}
+        arrays = {f"parameter/{name}": optimizers.to_array(tensor) for name, tensor in self._tensors()}
         arrays.update(optimizers.state(self._optimizer))
         if self._loss_scale:
             arrays["loss_scale"] = np.array([float(self._loss_scale.scale), float(self._loss_scale.finite_steps)])
         return arrays
 
+    def _tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the parameters and all buffers of the model, also those that `state_dict` leaves out, by name."""
+        return itertools.chain(self._net.named_parameters(), self._net.named_buffers())
+
+    @torch.no_grad()
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for name, tensor in self._net.state_dict().items():
-            tensor.copy_(torch.from_numpy(np.array(state[f"parameter/{name}"])))
+        for name, tensor in self._tensors():
+            saved = state[f"parameter/{name}"]
+            if not np.array_equal(optimizers.to_array(tensor), saved):  # some constants cannot be written to
+                tensor.copy_(torch.from_numpy(np.array(saved)))
         optimizers.load_state(self._optimizer, state)
         if self._loss_scale:
             for number, value in zip((self._loss_scale.scale, self._loss_scale.finite_steps), state["loss_scale"]):
