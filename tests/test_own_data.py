@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any, Callable
+from unittest import mock
 
 import cv2
 import numpy as np
@@ -288,6 +289,15 @@ def test_at_scale_1_the_whole_image_is_shown_as_far_as_its_ratio_is_allowed(
     assert expected in {*zip(*seen)}
 
 
+def test_of_a_strip_the_centre_is_cropped_without_scaling_all_of_it() -> None:
+    strip = np.zeros((30_000, 1, 3), np.uint8)
+    strip[14_500:15_500] = 200
+    with mock.patch.object(photos, "_scaled", wraps=photos._scaled) as scaled:
+        crop = photos.scaled_crop(strip, Folder("unused", crop=176, resize=200))
+    assert (crop.shape, np.unique(crop).tolist()) == ((176, 176, 3), [200])
+    assert max(scaled.call_args.args[1]) <= 64 * 200
+
+
 # Identity
 
 
@@ -362,6 +372,7 @@ def arrays(**changes: Any) -> Callable[[Path], Arrays]:
         (records_in, put("train.rec"), "train.rec cannot be read"),
         (records_in, lambda path: (path / "val.rec").unlink(), "val.rec is missing; check the path"),
         (records_in, put("val.rec", part(0, record(PIXELS[0], 3.0))), "val.rec, record 0 has the label 3, .* 0 to 2"),
+        (records_in, put("val.rec", part(0, record(PIXELS[0], 0.0, labels=(1.0, 2.0)))), "record 0 has several labels"),
         (arrays_in, lambda path: (path / "mine.npz").unlink(), "mine.npz cannot be read"),
         (arrays_in, put("mine.npz", b"junk"), "mine.npz is not a file of arrays"),
         (arrays_in, lambda path: np.savez(path / "mine.npz", x_train=PIXELS), "mine.npz has no y_train; it needs x_t"),

@@ -65,9 +65,9 @@ def open_photos(spec: Folder | Records, cache: Path, alive: Callable[[], object]
     """
     splits = _files(spec)
     if isinstance(spec, Folder):
-        files = {f"{each.path.name}/{name}": each.path / name for each in splits for name in each.names}
+        files = {f"{each.path.name}/{name}": f"{each.path}/{name}" for each in splits for name in each.names}
     else:
-        files = {"train": Path(spec.train), "val": Path(spec.val)}
+        files = {"train": spec.train, "val": spec.val}
     train, validation = map(Photos, splits)
     checksum = _checksum(files, _IMAGES if isinstance(spec, Folder) else (b"",), cache, alive)
     source = Path(next(iter(local_fields(spec).values())))
@@ -125,14 +125,14 @@ def _files(spec: Folder | Records) -> tuple[Any, Any]:
     return train, validation
 
 
-def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path, alive: Callable[[], object]) -> str:
+def _checksum(files: Mapping[str, str], starts: tuple[bytes, ...], cache: Path, alive: Callable[[], object]) -> str:
     """Return the checksum of names and bytes of files, from the cache if none has changed since it was computed.
 
     Raises UserError for a file that cannot be read, or has none of these `starts`, and for a photo that is cut off.
     """
 
-    def digest(named_path: tuple[str, Path]) -> bytes:
-        name, path = named_path
+    def digest(named_path: tuple[str, str]) -> bytes:
+        name, path = named_path[0], Path(named_path[1])
         of_file, start = hashlib.sha256(), b""
         for content in chunks(path):
             start = start or content
@@ -147,8 +147,8 @@ def _checksum(files: Mapping[str, Path], starts: tuple[bytes, ...], cache: Path,
     try:
         states = []
         for path in files.values():
-            stat = path.stat()
-            states.append((str(path), stat.st_size, stat.st_ctime_ns))
+            stat = os.stat(path)
+            states.append((path, stat.st_size, stat.st_ctime_ns))
             alive()  # a million files on a network's disk take minutes
         entry = cache / "checksums" / hashlib.sha256(repr(states).encode(errors="surrogateescape")).hexdigest()
         if entry.is_file():

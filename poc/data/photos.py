@@ -25,6 +25,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 _WIDEST = 4 / 3  # largest ratio of width to height, and of height to width, of a random resized crop
 _CHUNK = 1 << 20
 _TRIES = 10
+_LONGEST = 64  # of the longer side of an image that is scaled, in shorter ones: a whole strip could take gigabytes
 Numbers = npt.NDArray[np.float64]
 
 
@@ -104,7 +105,8 @@ def _images_in(path: Path, name: str) -> list[str]:
 
     files = list[str]()
     for folder, folders, names in os.walk(path / name, onerror=refuse, followlinks=True):
-        files += [Path(folder, file).relative_to(path).as_posix() for file in names if file[0] != "."]
+        prefix = Path(folder).relative_to(path).as_posix()  # once, as a `Path` per file takes longer than the listing
+        files += [f"{prefix}/{file}" for file in names if file[0] != "."]
         here = Path(folder).resolve()
         places = {each: Path(folder, each).resolve() for each in folders if each[0] != "."}
         folders[:] = [each for each, place in places.items() if place not in (here, *here.parents)]  # no link back
@@ -163,6 +165,9 @@ class Photos(Split):
 
 def scaled_crop(image: Pixels, spec: Any) -> Pixels:
     """Scale the shorter side of an image to `spec.resized`, and crop the centre."""
+    longest = _LONGEST * min(image.shape[:2])
+    top, left = (max(0, side - longest) // 2 for side in image.shape[:2])
+    image = image[top : top + longest, left : left + longest]
     height, width = image.shape[:2]
     factor = spec.resized / min(height, width)
     # Rounding must not make a side shorter than `resized`.

@@ -36,8 +36,12 @@ def image(record: bytes, where: object) -> tuple[float, bytes]:
 
 
 def label(content: bytes | mmap.mmap, record: slice, where: object) -> float:
-    """Return the label of a record without reading its image; raises UserError if it has none."""
-    return _header(content, record.start + _PART_HEADER, record.stop, where)[0]
+    """Return the label of a record without reading its image; raises UserError if it has none, or several."""
+    start = record.start + _PART_HEADER
+    first, image_start = _header(content, start, record.stop, where)
+    if image_start > start + _IMAGE_HEADER + 4:
+        raise UserError(f"data: {where} has several labels; an image needs one, its class")
+    return first
 
 
 def _header(content: bytes | mmap.mmap, start: int, end: int, where: object) -> tuple[float, int]:

@@ -32,6 +32,8 @@ _INTERRUPTED_SECONDS = 60.0
 _COMPILER_PATIENCE = 4
 # The fields that gather the events of which there can be several.
 _LISTS = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
+_GPUS_HINT = "; if its GPUs cannot copy to each other: MXNET_ENABLE_GPU_P2P=0 (MXNet) or NCCL_P2P_DISABLE=1"
+_GPUS_HINT += "; with PyTorch also try graphs=False"
 
 
 @value
@@ -190,11 +192,7 @@ class LocalLauncher:
                         workers, self._helpers, [*events.values()], patience, self._failure_elsewhere, has_completed
                     )
                 if failure and failure[1].startswith(processes.STALLED) and run.kind == "gpu" and run.devices > 1:
-                    hint = (
-                        "; if its GPUs cannot copy to each other: MXNET_ENABLE_GPU_P2P=0 (MXNet) or NCCL_P2P_DISABLE=1"
-                    )
-                    hint += "; with PyTorch also try graphs=False"
-                    failure = failure[0], failure[1] + hint
+                    failure = failure[0], failure[1] + _GPUS_HINT
             except KeyboardInterrupt:
                 # Each has time to finish its window and to report what it has measured.
                 for process in workers.values():

@@ -268,6 +268,7 @@ def main() -> None:
     with Path(request["events"]).open("a") as events:
         worker = Worker(request, events)
         outcome = worker.work()
+    sys.stdout.flush()  # what the user's model has printed
     # All events are written. At a normal exit CUDA may crash, and a distributed kvstore waits for other workers; and if
     # the worker were freed before, PyTorch's process group could wait for a thread of Gloo that waits for Python.
     sys.stderr.flush()

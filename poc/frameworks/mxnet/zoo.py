@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -61,7 +62,7 @@ def count(net: Any, classes: int, size: int) -> Cost:
 
     Raises UserError if it does not give scores, (n, classes).
     """
-    known = {*net.collect_params()}
+    declared = {*net.collect_params()}
     with autograd.train_mode():
         net(mx.sym.var("data"))
     graph = net(mx.sym.var("data"))
@@ -86,18 +87,29 @@ def count(net: Any, classes: int, size: int) -> Cost:
             shape = outputs[node["name"]].pop(0)
             positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
             multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
-    parameters = net.collect_params()
+    trained = _trained(net, declared)
+    if unused := [name for name in trained if name not in arguments]:
+        raise UserError(f"its scores do not depend on {unused[0]}: remove it, or set grad_req = 'null'")
+    parameters = sum(math.prod(arguments[name]) for name in trained)
+    return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)
+
+
+def _trained(net: Any, declared: Collection[str]) -> list[str]:
+    """Return the names of the trained parameters; raises UserError if sessions would not train or save one as it is.
+
+    `declared` are the names before the first pass.
+    """
     saved = {*net._collect_params_with_prefix().values()}
-    if lost := [name for name, parameter in parameters.items() if name not in known or parameter not in saved]:
-        raise UserError(f"{lost[0]} is made in the first pass, or is no attribute of a block, and would not be saved")
-    trained = {name: parameter for name, parameter in parameters.items() if parameter.grad_req != "null"}
-    for name, parameter in trained.items():
-        if np.dtype(parameter.dtype) != np.float32:
-            raise UserError(f"{name} is {np.dtype(parameter.dtype)}, and parameters have to be float32")
+    trained = []
+    for name, parameter in net.collect_params().items():
+        if name not in declared or parameter not in saved:
+            raise UserError(f"{name} is made in the first pass, or is no attribute of a block, and would not be saved")
+        if parameter.grad_req == "null":
+            continue
         if parameter.lr_mult != 1 or parameter.wd_mult not in (0, 1) or parameter.grad_req != "write":
             multipliers = "lr_mult, wd_mult other than 0 and 1, or grad_req='add'"
             raise UserError(f"{name} has {multipliers}, which are not supported; grad_req='null' freezes it")
-    if unused := [name for name in trained if name not in arguments]:
-        raise UserError(f"its scores do not depend on {unused[0]}: remove it, or set grad_req = 'null'")
-    size = sum(math.prod(arguments[name]) for name in trained)
-    return Cost(parameters=size, forward_multiply_adds=multiply_adds, activations=activations)
+        if np.dtype(parameter.dtype) != np.float32:
+            raise UserError(f"{name} is {np.dtype(parameter.dtype)}, and parameters have to be float32")
+        trained.append(name)
+    return trained

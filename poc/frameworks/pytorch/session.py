@@ -163,10 +163,10 @@ class TorchSession(Session):
 
         def work(uploaded: graphs.Batch) -> None:
             recorded_batch = dataclasses.replace(placed, uploaded=uploaded, prepared={})
-            before, drawn = self._kept(), self._generators()
+            before, drawn = self._attributes(), self._generators()
             self.forward_backward(self._micro_batches(recorded_batch))
             self._update()
-            if changed := [name for name, kept in self._kept().items() if before.get(name) != kept]:
+            if changed := [name for name, each in self._attributes().items() if before.get(name) != each]:
                 # Each replay would start from what was there before the recording.
                 raise ValueError(f"the model replaces {changed[0]} in each step; change a tensor in place: copy_()")
             if self._generators() != drawn:  # each replay would repeat what this step did by them
@@ -180,13 +180,13 @@ class TorchSession(Session):
         self._step += 1
         self._samples += len(batch)
 
-    def _kept(self) -> dict[str, float]:
-        """Return where the tensors of the model are, and the numbers that it keeps in attributes, by name."""
-        kept: dict[str, Any] = dict(self._tensors())
+    def _attributes(self) -> dict[str, float]:
+        """Return where the tensors of the model are, and the numbers in attributes of its modules, by name."""
+        attributes: dict[str, Any] = dict(self._tensors())
         for path, module in self._net.named_modules():
-            kept.update((f"{path}.{name}", each) for name, each in vars(module).items())
-        addresses = {name: each.data_ptr() for name, each in kept.items() if isinstance(each, torch.Tensor)}
-        return {**addresses, **{name: each for name, each in kept.items() if isinstance(each, (int, float))}}
+            attributes.update((f"{path}.{name}", each) for name, each in vars(module).items())
+        addresses = {name: each.data_ptr() for name, each in attributes.items() if isinstance(each, torch.Tensor)}
+        return {**addresses, **{name: each for name, each in attributes.items() if isinstance(each, (int, float))}}
 
     def _generators(self) -> bytes:
         """Return the states of the generators of random numbers on the CPU, if it is not the device itself."""

@@ -87,16 +87,16 @@ def count(run: Run) -> Cost:
     layout = torch.channels_last if run.layout == "NHWC" else torch.contiguous_format
     # In evaluation PyTorch has fused operators that are not counted.
     net = own(run).to(memory_format=layout).train()
-    known = {name for name, _ in net.named_parameters()}
+    declared = {name for name, _ in net.named_parameters()}
     images = 2  # a batch norm of one value would fail
     batch = torch.zeros(images, *run.data.input_shape).to(memory_format=layout)
     # Attention in operators that are counted.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Outputs() as outputs, FlopCounterMode(display=False) as flops:
         _check_scores(net(batch), (images, run.data.classes))
-    if late := [name for name, _ in net.named_parameters() if name not in known]:
+    if late := [name for name, _ in net.named_parameters() if name not in declared]:
         raise UserError(f"it makes {late[0]} in its first pass, too late: make it in __init__, or use a lazy layer")
-    if others := [name for name, each in net.state_dict().items() if not isinstance(each, torch.Tensor)]:
-        raise UserError(f"its state has {others[0]}, which is no tensor and would not be in a checkpoint")
+    if unsaved := [name for name, each in net.state_dict().items() if not isinstance(each, torch.Tensor)]:
+        raise UserError(f"its state has {unsaved[0]}, which is no tensor and would not be in a checkpoint")
     with torch.no_grad():
         _check_scores(net.eval()(batch), (images, run.data.classes), " in evaluation")
     net.train()

@@ -42,10 +42,10 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         f"price of the whole instance, on-demand unless given.{bound} Settings with a seed that did not reach the "
         "accuracy are left out."
     )
-    own = _candidates(results.of(subject))
+    candidates = _candidates(results.of(subject))
     remarks = [
         f"On this machine {results.target:g} was {text} on {markdown.devices(part.iloc[0])}."
-        for _, part in own.groupby([own.kind == "cpu", "devices"])
+        for _, part in candidates.groupby([candidates.kind == "cpu", "devices"])
         if part.seconds_to_target.isna().all() and (text := missed(results, part))
     ]
     shown = markdown.records(pd.DataFrame(rows))
