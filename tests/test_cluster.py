@@ -410,3 +410,22 @@ def test_a_candidate_of_a_search_and_the_same_run_of_a_grid_are_never_trained_at
     (searching,) = [planned for planned in sweep.plan if planned.searched]
     assert {planned.run.id for planned in sweep.plan} <= {*schedule.ids(searching)}
     assert not overlaps
+
+
+def test_all_runs_of_a_round_of_repeats_are_done_by_one_node_and_others_by_any(tmp_path: Path) -> None:
+    nodes: dict[int, set[str]] = {}
+
+    def do(sweep: Sweep, planned: Planned, launcher: Any = None) -> bool:
+        (node,) = launcher.nodes
+        nodes.setdefault(planned.repeat, set()).add(node.name)
+        time.sleep(0.1 if node.name.startswith("node0") else 0.15)
+        return True
+
+    with mock.patch.object(Sweep, "do", do):
+        swept(tmp_path, [MACHINE, MACHINE], {"batch_per_device": [16, 32], "repeats": 3, "epochs": 1})
+        repeated = nodes.copy()
+        nodes.clear()
+        swept(tmp_path / "once", [MACHINE, MACHINE], {"batch_per_device": [16, 32], "epochs": 1})
+    assert [len(repeated[number]) for number in (1, 2, 3)] == [1, 1, 1]
+    assert repeated[1] == repeated[3] != repeated[2]
+    assert len(nodes[1]) == 2

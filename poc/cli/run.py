@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,21 +76,11 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     context = _context(options, machine, name, options.source(), until)
     started = last_run.now()
     planned = options.planned(machine)
-    if options.checkpoints:
-        _check_writable(options.checkpoints)
+    context.check_writable()
     sweep_options = _sweep_options(options, started, [each.run.recipe for each in planned], name)
     sweep = Sweep(planned, options.results, context, **sweep_options)
     failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
     return failed, known_prices
-
-
-def _check_writable(folder: Path) -> None:
-    """Make the folder of checkpoints; raises UserError if no file can be written in it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UserError(f"--checkpoints: cannot write in {folder} ({error.strerror})") from error
 
 
 def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Prices]:

@@ -1,7 +1,4 @@
-"""Sweeps on all node types of a Ray cluster at once, and runs over several hosts. Nothing else imports Ray.
-
-Ray reserves nodes, starts an actor on each and reports its death. Gradients travel between the workers, not by Ray.
-"""
+"""Sweeps on all node types of a Ray cluster at once, and runs over several hosts. Nothing else imports Ray."""
 
 import os
 import secrets
@@ -18,7 +15,7 @@ def connect(address: str, *, verbose: bool) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         # The monitor would end the node's actor where memory runs out, and the run would be lost with its node.
-        options["_system_config"] = {"memory_monitor_refresh_ms": 0}
+        options["_system_config"] = {"memory_monitor_refresh_ms": 0, "worker_niceness": 0}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

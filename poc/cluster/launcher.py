@@ -56,6 +56,7 @@ class Supervisor(LocalLauncher):
 
         Raises UserError if a data set cannot be opened, or this node's GPUs cannot be used.
         """
+        self._context.check_writable()
         if not options.get("cpu"):
             check_gpus([recipe for _, recipe in recipes], self._context.machine, "--cpu, or a recipe with kind='cpu'")
         machine, ids = dataclasses.replace(self._context.machine, hosts=hosts), tuple(only)
@@ -79,10 +80,9 @@ class NodeLostError(UserError):
 
 
 class Node:
-    """A node, reserved as a whole for its `actor`, a `Supervisor`."""
+    """A node, reserved as a whole for its `actor`, a `Supervisor`; Ray starts it once no other command has the node."""
 
-    def __init__(self, entry: Mapping[str, Any]) -> None:
-        """Create the actor for an entry of `ray.nodes()`; Ray starts it once no other command has reserved the node."""
+    def __init__(self, entry: Mapping[str, Any]) -> None:  # one of `ray.nodes()`
         self.id: str = entry["NodeID"]
         self.address: str = entry["NodeManagerAddress"]
         self.name = f"{entry['NodeManagerHostname']} ({self.address})"

@@ -31,8 +31,7 @@ _SAME_EVERYWHERE = ("RAY_AUTH_MODE", "commit", "python", "numpy")
 _JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 120.0, 2.0, 60.0
 
 
-def _key(planned: Planned) -> str:
-    """Return the run's fingerprint without `cores_per_worker`, which depends on the number of hosts."""
+def _key(planned: Planned) -> str:  # without `cores_per_worker`, which depends on the number of hosts
     return planned.run.fingerprint("cores_per_worker")
 
 
@@ -180,7 +179,9 @@ class Cluster:
         """Start runs until there are none left, too few nodes for them, or no time."""
         active = time.monotonic()
         with self._change:
-            while not self._over.is_set() and time.monotonic() < self.context.until:
+            while time.monotonic() < self.context.until:
+                if any(run.done() and run.exception() for run in self._runs):
+                    return
                 self._start_runs(pool)
                 if any(sweep.running for sweep in self._sweeps):
                     active = time.monotonic()
@@ -194,20 +195,25 @@ class Cluster:
         waiting = {*self._replacing}
         possible = [sweep for sweep in self._sweeps if sweep.hosts <= len(self._alive(sweep.node_type))]
         for sweep in sorted(possible, key=lambda sweep: -sweep.hosts):
+            repeated = {item.run.id for item in sweep.plan if item.repeat > 1 and sweep.hosts == 1}
             for planned in [*sweep.todo]:
-                if sweep.node_type not in waiting and sweep.running.isdisjoint(ids := schedule.ids(planned)):
-                    if nodes := self._reserve(sweep.node_type, sweep.hosts):
+                round_number, ids = planned.repeat if planned.run.id in repeated else 0, schedule.ids(planned)
+                waiter = f"{sweep.node_type} {planned.run.id}" if round_number else sweep.node_type
+                if waiting.isdisjoint((sweep.node_type, waiter)) and sweep.running.isdisjoint(ids):
+                    if nodes := self._reserve(sweep.node_type, sweep.hosts, round_number):
                         sweep.running.update(ids)
                         self._runs.append(pool.submit(self._run, sweep, planned, nodes))
-                    else:
-                        waiting.add(sweep.node_type)
+                    else:  # as later repeats do, while runs without any go to other nodes
+                        waiting.add(waiter)
 
     def _alive(self, node_type: str) -> list[Node]:
         return [node for node in self._nodes if node.type == node_type and not node.lost]
 
-    def _reserve(self, node_type: str, count: int) -> list[Node]:
-        """Reserve free nodes of a type; none if there are fewer than `count`."""
-        free = [node for node in self._alive(node_type) if node not in self._busy]
+    def _reserve(self, node_type: str, count: int, round_number: int = 0) -> list[Node]:
+        """Reserve free nodes of a type, that of a round of repeats; none if there are fewer than `count`."""
+        alive = self._alive(node_type)
+        alive = [alive[round_number % len(alive)]] if round_number else alive  # nodes may differ in speed
+        free = [node for node in alive if node not in self._busy]
         nodes = free[:count] if len(free) >= count else []
         self._busy.update(nodes)
         return nodes
@@ -227,9 +233,6 @@ class Cluster:
                 if not sweep.do(planned, launcher):
                     sweep.postponed.append(planned)
                 sweep.todo.remove(planned)
-        except BaseException:
-            self._over.set()
-            raise
         finally:
             with self._change:
                 sweep.running.difference_update(schedule.ids(planned))

@@ -166,8 +166,8 @@ class Photos(Split):
 def scaled_crop(image: Pixels, spec: Any) -> Pixels:
     """Scale the shorter side of an image to `spec.resized`, and crop the centre."""
     longest = _LONGEST * min(image.shape[:2])
-    top, left = (max(0, side - longest) // 2 for side in image.shape[:2])
-    image = image[top : top + longest, left : left + longest]
+    row, column = (max(0, side - longest) // 2 for side in image.shape[:2])
+    image = image[row : row + longest, column : column + longest]
     height, width = image.shape[:2]
     factor = spec.resized / min(height, width)
     # Rounding must not make a side shorter than `resized`.

@@ -26,7 +26,7 @@ from poc.records import provenance
 from poc.records.record import COMPLETED, FAILED, WorkerResult
 from poc.records.timing import warmup
 from poc.run import checkpoint
-from poc.values import from_plain, value
+from poc.values import UserError, from_plain, value
 
 _INTERRUPTED_SECONDS = 60.0
 _COMPILER_PATIENCE = 4
@@ -34,6 +34,7 @@ _COMPILER_PATIENCE = 4
 _LISTS = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
 _GPUS_HINT = "; if its GPUs cannot copy to each other: MXNET_ENABLE_GPU_P2P=0 (MXNet) or NCCL_P2P_DISABLE=1"
 _GPUS_HINT += "; with PyTorch also try graphs=False"
+_HOSTS_HINT = "; if its hosts cannot reach each other: open all TCP ports between them"
 
 
 @value
@@ -73,6 +74,15 @@ class RunContext:
             "images": list(self.images_of(run)),
             "workers_here": run.workers // (self.machine.hosts if run.workers > 1 else 1),
         }
+
+    def check_writable(self) -> None:
+        """Make the folder of checkpoints, if there is one; raises UserError if no file can be written in it."""
+        if self.checkpoints:
+            try:
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=self.checkpoints).close()
+            except OSError as error:
+                raise UserError(f"--checkpoints: cannot write in {self.checkpoints} ({error.strerror})") from error
 
     def images_of(self, run: Run) -> DataId:
         """Return the identity of the images that `run` trains on; without a checksum if they were not opened."""
@@ -191,8 +201,10 @@ class LocalLauncher:
                     failure = processes.watch(
                         workers, self._helpers, [*events.values()], patience, self._failure_elsewhere, has_completed
                     )
-                if failure and failure[1].startswith(processes.STALLED) and run.kind == "gpu" and run.devices > 1:
-                    failure = failure[0], failure[1] + _GPUS_HINT
+                if failure and failure[1].startswith(processes.STALLED):
+                    hint = _GPUS_HINT if run.kind == "gpu" and run.devices > 1 else ""
+                    hint += _HOSTS_HINT if len(environments) < run.workers else ""
+                    failure = failure[0], failure[1] + hint
             except KeyboardInterrupt:
                 # Each has time to finish its window and to report what it has measured.
                 for process in workers.values():
