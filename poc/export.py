@@ -16,7 +16,7 @@ from typing import Any
 
 from poc.records import journal
 from poc.records.record import DONE, SKIPPED, Record
-from poc.values import UserError
+from poc.values import UserError, counted
 
 
 def export(records: Iterable[Record], tracker: str, target: str) -> str:
@@ -30,7 +30,7 @@ def export(records: Iterable[Record], tracker: str, target: str) -> str:
     except ImportError as error:
         package = "mlflow-skinny" if error.name == "mlflow" else error.name
         raise UserError(f"export: {error.name} is not installed: {sys.executable} -m pip install {package}") from None
-    return f"{target}: {added} runs added, {len(runs) - added} were there already"
+    return f"{target}: {counted(added, 'run')} added, {len(runs) - added} were there already"
 
 
 def _name(record: Record) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import functools
 import itertools
+import math
 import os
 import re
 import tempfile
@@ -97,7 +98,10 @@ def allowed(details: list[Any]) -> str:
     raw = details[0]["input"]
     if words and (len(details) == 1 or difflib.get_close_matches(str(raw), words, n=1, cutoff=0.5)):
         return suggest(raw, words)
+    if isinstance(raw, float) and not math.isfinite(raw):
+        return "use a finite number"
     text = ", or ".join(dict.fromkeys(detail["msg"] for detail in details))
+    text = text.replace("a valid boolean", "True or False").replace("a valid tuple", "a list")
     return text.replace(", or Input should be", " or").replace("Input should be", "it should be")
 
 

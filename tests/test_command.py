@@ -145,6 +145,13 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("plan _shared", "'_shared'"),
         ("plan quick --set batch_per_devise=3", "quick.py: --set: no field 'batch_per_devise'; did you mean"),
         ("plan quick --set batch=3", "did you mean 'batch_per_device'?"),
+        ("plan quick --set lr=1 --set lr=2", "--set lr: "),
+        ("plan quick --set lr=1e999", "finite"),
+        ("plan quick --set evaluate=no", "True or False"),
+        ("plan quick.txt", "no Python file"),
+        ("plan images.py mine.py --set model=nt.py:net", "images.py: model: there is no file 'nt.py'"),
+        ("plan ended.py", "(ended.py, line 3)"),
+        ("plan minee.py", "did you mean 'mine.py'?"),
         ("plan quick --price -1", "--price"),
         ("run quick --checkpoints /dev/null/x", "--checkpoints"),
         ("report --target 0", "--target"),
@@ -159,7 +166,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("report --price p3.2xlarge", "NAME=DOLLARS"),
         ("report --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
         ("report --results there --with nowhere", "--with: "),
-        ("report --results nowhere", "./run_all.sh --quick"),
+        ("report --results nowhere", "./run_all.sh --quick, or give --with "),
         ("publish --results empty", "./run_all.sh --quick"),
         ("publish --results there --price EPIC-2=12", "did you mean 'EPYC-2'?"),
         ("compare 0 1 --results there/EPYC-2", "MACHINE/journal.jsonl"),
@@ -184,6 +191,8 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     recipe_file(folder / "largest.py", kind="gpu", batch_per_device="largest")
     recipe_file(folder / "images.py", data=CIFAR10(crop=32))
     (folder / "empty").mkdir()
+    (folder / "quick.txt").write_text("no recipe")
+    (folder / "ended.py").write_text("import asyncio\n\nraise asyncio.CancelledError\n")
     (folder / "mine.csv").write_text("model,samples_per_second\nvgg16,fast\n")
     for seed, name in enumerate(("there", "other")):  # without a common run
         add(folder / name, record_of(infrastructure="EPYC-2", run={"seed": seed}))

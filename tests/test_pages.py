@@ -231,6 +231,12 @@ def test_the_learning_rate_by_global_batch_and_its_recommendation(page: str) -> 
     (sentence,) = [block for block in blocks if block.startswith("**Recommendation")]
     assert K80 in sentence
     assert re.findall(pattern, sentence)[2][:2] == ("1,024", "0.4")
+    # The command that it names does nothing on a CPU without this field.
+    other = record_of(run={"model": "cifar_lenet"})
+    of_cpu = results_of(other, studies=STUDIES[:1])
+    main = results.subjects()[0]
+    for shown in (learning_rate.blocks(of_cpu, main), scorecard.lines(of_cpu, main)):
+        assert "learning_rate --set kind=cpu" in str(shown)
 
 
 def test_a_rate_is_advised_with_its_schedule() -> None:

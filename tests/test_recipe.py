@@ -73,7 +73,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "kvstore": "ssp"}, r"SSP: field 'staleness' is missing"),
     ({"optimizer": {"name": "sdg"}}, r"optimizer: "),
     ({"data": [CIFAR10(), 3]}, r"data: 3 .* cifar10"),
-    ({"emulated": 1}, r"emulated: 1 is not allowed; it should be a valid boolean"),
+    ({"emulated": 1}, r"emulated: 1 is not allowed; it should be True or False"),
     ({"workers": "per_device"}, r"workers: 'per_device' is not allowed; did you mean 'per-device'"),
     ({"target_accuracy": 0.9, "evaluate": False}, r"target_accuracy=0.9 .*evaluate"),
     *(({"seeds": seeds}, r"seeds: ") for seeds in (0, True, "3", 1.5, [], [0, -1], [[1, 2]])),

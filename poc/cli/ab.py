@@ -48,7 +48,8 @@ def ab(options: Options) -> int:
             raise UserError(
                 "ab: batch_per_device='largest', lr=Search(...) and range tests are not allowed; use numbers"
             )
-    words = [str(path), *(f"--set={setting}" for setting in options.settings)]
+    settings = [setting for setting in options.settings if setting.partition("=")[0].strip() != "repeats"]
+    words = [str(path), *(f"--set={setting}" for setting in settings)]
     words += [f"--{name}={getattr(options, name)}" for name in ("machine", "price") if getattr(options, name)]
     images = [f"--data={options.data}"] if options.data else []
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,6 @@
 """What the options of a command select: recipes, machine, price, images, results."""
 
 import argparse
-import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +59,7 @@ class Options(argparse.Namespace):
         if not self.others and not journal.paths(self.results):
             raise UserError(
                 f"--results: no MACHINE/{journal.FILE} in {self.results}; start ./run_all.sh --quick, or give "
-                f"{HOME / 'reference'} for what this project measured"
+                f"--with {HOME / 'reference'} for what this project measured"
             )
         records = journal.read(journal.paths(self.results))
         return [*records, *journal.read_with(records, self.others)]
@@ -85,8 +84,13 @@ class Options(argparse.Namespace):
         recipes = self.load_recipes()
         if not self.cpu:
             check_gpus([recipe for _, recipe in recipes], machine, "--cpu, or a recipe with kind='cpu'")
-        plans = (plan(name, recipe, machine, **self.plan_options) for name, recipe in recipes)
-        return select([*itertools.chain.from_iterable(plans)], self.only)
+        planned: list[Planned] = []
+        for name, recipe in recipes:
+            try:
+                planned += plan(name, recipe, machine, **self.plan_options)
+            except UserError as error:
+                raise UserError(f"{name}.py: {error}") from None
+        return select(planned, self.only)
 
 
 def recipe_path(name: str) -> Path:
@@ -97,7 +101,9 @@ def recipe_path(name: str) -> Path:
     recipes = {file.stem: file for file in _recipe_files(_RECIPE_FOLDERS)}
     stem = name.removesuffix(".py")
     if stem not in recipes:
-        raise UserError(f"recipe: {name!r} is no file, nor a recipe in recipes/; {suggest(Path(stem).name, recipes)}")
+        files = [path.name for path in Path(name).absolute().parent.glob("*.py")]
+        wrong = "no Python file" if Path(name).exists() else "no file, nor a recipe in recipes/"
+        raise UserError(f"recipe: {name!r} is {wrong}; {suggest(Path(name).name, [*files, *recipes])}")
     return recipes[stem]
 
 

@@ -20,11 +20,13 @@ def fields(settings: Sequence[str]) -> dict[str, Any]:
 
     Raises UserError for a text that is no such option.
     """
-    parsed = {}
+    parsed: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name.strip():
             raise UserError(f"--set: {setting!r} is not allowed; give FIELD=VALUE, e.g. batch_per_device=256,512")
+        if name.strip() in parsed:
+            raise UserError(f"--set {name.strip()}: it is set twice; several values are {name.strip()}=VALUE,VALUE")
         parsed[name.strip()] = _parse(name.strip(), text)
     return parsed
 

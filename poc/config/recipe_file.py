@@ -44,7 +44,9 @@ def load(
                 raise invalid("framework", setting.framework, suggest(setting.framework, (AUTO, *frameworks)))
     except UserError as error:
         raise UserError(f"{path.name}: {error}{last_line(error, folder)}") from None
-    except (Exception, SystemExit) as error:  # a recipe is the user's own Python: they can read what it raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a recipe is the user's own Python: they can read what it raises
         place = last_line(error, folder)
         unknown = getattr(error, "name", "") if isinstance(error, NameError) else ""
         close = difflib.get_close_matches(unknown, config.__all__, n=1)

@@ -132,6 +132,12 @@ class Results:
         return rows[(rows.origin == MEASURED) & ((names == self.machine) | (rows.machine == self.machine))]
 
     @property
+    def is_of_cpu(self) -> bool:
+        """True if something ran on this machine, and nothing on a GPU."""
+        rows = self.runs[(self.runs.machine == self.machine) & (self.runs.outcome != SKIPPED)]
+        return len(rows) > 0 and bool((rows.kind == "cpu").all())
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Number of skipped runs by reason: those of the last `run` command if known, else all on this machine."""
         rows = self.table[(self.table.outcome == SKIPPED) & (self.table.machine == self.machine)]

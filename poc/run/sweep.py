@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -216,7 +217,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         options = [name for name, setting in settings.items() if setting]
         if options and not sweep.since and (done_runs := workload.totals(sweep.lines())["done"]):
             runs = counted(done_runs, "run")
-            sweep.say(f"{' '.join(options)}: {runs} already in the journal are not repeated; add --again\n")
+            sweep.say(f"{' '.join(options)}: not for {runs} already in the journal; add --again\n")
         try:
             unstarted = _do_all(sweep)
         finally:
@@ -252,7 +253,8 @@ def _do(sweep: Sweep, plan: Sequence[Planned]) -> list[Planned]:
                 unstarted.append(planned)
         except KeyboardInterrupt:
             if time.monotonic() < sweep.context.until:
-                sweep.say(f"Interrupted: the same command continues; {POC} report makes the page of the runs so far")
+                report = f"{POC} report --results {shlex.quote(str(sweep.results))}"
+                sweep.say(f"Interrupted: the same command continues; {report} makes the page of the runs so far")
                 raise
             return [*unstarted, *plan[number:]]
     return unstarted

@@ -96,10 +96,10 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         # All batches of a search, whatever else than the learning rate it found at some: `with` names it.
         matching = searched.search[searched.test_recipe.isin(rows.training_recipe)]
         same = searched[np.logical_and.reduce([searched.search.isin(matching), *alike])]
-    on_cpu = len(rows) > 0 and (rows.kind == "cpu").all()
+    advice = _recommendation(measured, same, published, reference, subject, results.is_of_cpu)
     return section(
         "Learning rate and global batch",
-        *(about, markdown.table(lines), _recommendation(measured, same, published, reference, subject, on_cpu), drawn),
+        *(about, markdown.table(lines), advice, drawn),
         *(*search.blocks(results, subject, searched), _tuned(results, subject)),
     )
 

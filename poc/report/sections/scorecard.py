@@ -80,8 +80,7 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
         scaled = [run("scaling")] * 2
     if subject.is_main and subject.dataset == "synthetic":
         return [run("throughput"), *scaled, *["needs the images: `--data DIR`"] * 4]
-    is_cpu = len(own) > 0 and (own.kind == "cpu").all()
-    tuning = run("learning_rate --set kind=cpu" if is_cpu else "learning_rate")
+    tuning = run("learning_rate --set kind=cpu" if results.is_of_cpu else "learning_rate")
     return [run("throughput"), *scaled, trained, tuning, reached, reached]
 
 
