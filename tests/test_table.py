@@ -94,6 +94,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "PyTorch": ({"run": {"framework": "pytorch"}, "versions": VERSIONS}, {"framework": "PyTorch 2.13.0"}),
     "unknown framework": ({"run": {"framework": "gone"}}, {"framework": "gone"}),
     "warm-up": ({"run": {"warmup_steps": 10}}, {"baseline": True, "schedule": "warm-up 1 epoch"}),
+    "warm-up of half an epoch": (
+        {"run": {"warmup_steps": 5, "warmup_from": 0.01}},
+        {"schedule": "warm-up 0.5 epochs from 0.01"},
+    ),
+    "warm-up of a third": (
+        {"run": {"warmup_steps": 130, "steps_per_epoch": 390, "steps": 2340}},
+        {"schedule": "warm-up 0.333 epochs"},
+    ),
+    "long warm-up": ({"run": {"warmup_steps": 125}}, {"schedule": "warm-up 12.5 epochs"}),
+    "longer warm-up": ({"run": {"warmup_steps": 1000}}, {"schedule": "warm-up 100 epochs"}),
     "decay": ({"run": {"decay": "cosine"}}, {"baseline": True, "schedule": "decay cosine"}),
     "other model": ({"run": {"model": "cifar_resnet20_v2", "dtype": "bfloat16"}}, {"baseline": True}),
     "other optimizer": ({"run": {"optimizer": "nesterov"}}, {"baseline": False}),

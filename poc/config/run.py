@@ -139,8 +139,11 @@ class Run(Schedule, Training):
         """Describe the schedule of the learning rate; empty if it is constant."""
         parts = []
         if self.warmup_steps:
-            epochs = f"{self.warmup_steps / self.steps_per_epoch:.2g}"
-            parts.append(f"warm-up {epochs} epoch" + ("" if epochs == "1" else "s"))
+            # As few decimals as give this number of steps: equal labels stand for equal schedules.
+            rounded = (round(self.warmup_steps / self.steps_per_epoch, decimals) for decimals in range(17))
+            epochs = next(each for each in rounded if round(each * self.steps_per_epoch) == self.warmup_steps)
+            parts.append(f"warm-up {epochs:.12g} epoch" + ("" if epochs == 1 else "s"))
+            parts[-1] += f" from {self.warmup_from:g}" if self.warmup_from else ""
         return ", ".join([*parts, *self._labels("decay", "decay_at", "decay_factor", "grows_from")])
 
     def _labels(self, *names: str) -> list[str]:
