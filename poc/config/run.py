@@ -121,6 +121,12 @@ class Run(Schedule, Training):
         return ", ".join(self._labels("compile", "graphs"))
 
     @property
+    def measurement(self) -> str:
+        """Describe its steps if they are no whole epochs, and what is not at its default of how it is measured."""
+        steps = [f"{self.steps} steps"] if self.steps != self.epochs * self.steps_per_epoch else []
+        return ", ".join([*steps, *self._labels("seconds", "window", "gradient_noise")])
+
+    @property
     def training_recipe(self) -> str:
         """Describe how it trains, without model, batch, devices, learning rate and schedule."""
         parts = [str(self.optimizer), *labels(self, "training_recipe").values()]

@@ -39,7 +39,7 @@ _TEXTS = [name for name, kind in COLUMNS.items() if kind == "str"]
 _OF_RUN = (
     *("model", "global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype", "layout"),
     *("options", "seed", "kind", "recipe", "quick", "target_accuracy", "training_recipe"),
-    "straggler",
+    *("straggler", "measurement"),
 )
 _OF_RECORD = (
     *("parameters", "dataset", "outcome", "reason", "started", "data_checksum", "threads", "fewer_threads"),
