@@ -73,7 +73,7 @@ def test_known_answers_of_one_record() -> None:
     texts = dict(origin="measured", framework="MXNet 1.9.1", model="cifar_resnet50_v2", kind="cpu", kvstore="")
     texts.update(input_shape="3x28x28", machine="test machine", cpu="Test", length="training", outcome="completed")
     texts.update(recipe="cifar10_resnet50", accuracy_on="test set", schedule="", reason="", note="")
-    texts.update(accuracy_by_epoch="1:0.5000 2:0.5500 3:0.6000 4:0.6500 5:0.7000 6:0.7500")
+    texts.update(accuracy_by_epoch="1:0.5 2:0.55 3:0.6 4:0.65 5:0.7 6:0.75")
     texts.update(seconds_by_epoch="1:6 2:10 3:14 4:18 5:22 6:26")
     numbers: dict[str, float] = dict(epochs=6, steps=60, accuracy=0.75, accuracy_last4=0.675, seconds_per_epoch=4.0)
     numbers.update(samples_per_second=320.0, spread=0.0, windows=5, samples_trained=7680)
