@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from poc.cli.advise import Estimate
 from poc.config import Setting, load
 from poc.plan import plan
 from poc.published.prices import Price
-from poc.records import journal
+from poc.records import journal, timing
 from poc.records.row import Row
 from poc.values import UserError
-from tests.builders import MACHINE, recipe_file, record_of
+from tests.builders import MACHINE, build, recipe_file, record_of
 from tests.launch import HOME
 from tools import fit_scaling
 
@@ -91,11 +92,26 @@ def test_more_cpus_are_more_machines() -> None:
     assert chosen[-1].samples_per_second == pytest.approx(between_hosts)
 
 
-def test_the_interval_of_a_measurement_is_that_of_its_windows() -> None:
-    # 1.4826 x the median deviation of five windows after the first.
+def test_the_interval_of_a_measurement_is_that_of_its_windows_and_of_runs() -> None:
+    # 1.4826 x the median deviation of five windows after the first, and 6% between runs.
     record = record_of(epoch_seconds=[1280 / rate for rate in (100, 98, 99, 100, 101, 104)])
-    factor = math.exp(1.645 * 1.4826 / 100)
+    factor = math.exp(1.645 * math.hypot(1.4826 / 100, 0.06))
     assert advise.measured_speed(record) == pytest.approx((100, 100 / factor, 100 * factor))
+
+
+def test_nine_in_ten_clean_repeats_are_inside_the_interval_of_the_first_windows_of_another() -> None:
+    records = [each for each in journal.read(journal.paths(HOME / "reference")) if each.timed and not each.is_noisy]
+    measured = {(each.infrastructure, each.started): each for each in records}
+    shares = []
+    for _, rows in build(*records).groupby("setting"):
+        inside: list[bool] = []
+        for machine, started in zip(rows.machine, rows.started):
+            short = dataclasses.replace(measured[machine, started], windows=measured[machine, started].windows[:6])
+            if timing.throughput(short.timed):
+                _, low, high = advise.measured_speed(short)
+                inside.extend(rows.samples_per_second[rows.started != started].between(low, high))
+        shares += [statistics.fmean(inside)] if inside else []
+    assert 0.85 <= statistics.fmean(shares) <= 0.95
 
 
 @pytest.mark.usefixtures("pytorch_planned")

@@ -86,7 +86,7 @@ class Driven:
 
     def sum_over_workers(self, values: np.ndarray) -> np.ndarray:
         self.said.append(values)
-        return values + next(self._others, 0)
+        return (values + next(self._others, 0)).astype(np.float32)  # as frameworks do between workers
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         self.now += 7.0
@@ -252,6 +252,11 @@ def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, e
     # Resumed from its last checkpoint, it does nothing more.
     resumed = Driven(short(epochs=3, target_accuracy=target), first_step=epochs * 10, scored=(30, 40))
     assert (resumed.windows, resumed.outcome) == ([], COMPLETED)
+
+
+def test_a_target_is_reached_by_exactly_its_accuracy() -> None:
+    # In float32 47/50 is less than 0.94.
+    assert Driven(short(target_accuracy=0.94), first_step=10, scored=(47, 50)).windows == []
 
 
 @pytest.mark.parametrize("first_step", [4, 10, 14])

@@ -47,6 +47,12 @@ def test_what_differs_and_by_how_much() -> None:
     assert compared([*slow, *fast], fast[0].run.id, slow[0].run.id)["second_is_worse"] == ["samples/s"]
 
 
+@pytest.mark.parametrize("fields", [{"gradient_noise": 5}, {"window": 5}, {"seconds": 60.0}, {"steps": 50}])
+def test_how_runs_are_measured_may_differ(fields: dict[str, Any]) -> None:
+    first, second = record_of(run={"seconds": 90.0}), record_of(run={"seconds": 90.0, **fields})
+    assert compared([first, second], first.run.id, second.run.id)["differences"].keys() == {"measurement"}
+
+
 def test_a_side_that_never_completes_is_worse() -> None:
     stable, failed = repeats_of(SLOW), repeats_of(SLOW, run=OTHER)
     for outcome, reason, worse in (("diverged", "nan", ["outcome"]), ("failed", "interrupted", [])):

@@ -293,6 +293,11 @@ def test_the_momentum_is_corrected_for_a_learning_rate_whose_step_overflows() ->
             np.testing.assert_allclose(seen, train(plain, 1.0, rate=rate), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("batch", "scale"), [(32, 1024), (128, 512)])
+def test_a_device_s_loss_is_scaled_at_first_as_that_of_64_samples_at_most(batch: int, scale: float) -> None:
+    assert connected("float16", batch_per_device=batch).state()["loss_scale"].tolist() == [scale, 0]
+
+
 def test_the_scale_doubles_after_two_thousand_finite_steps_in_a_row() -> None:
     scaler = LossScale(8.0)
     seen = [(0, 8.0)]

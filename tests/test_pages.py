@@ -299,6 +299,7 @@ def test_the_target_may_be_the_users(records: list[Record]) -> None:
     results = results_of(*records, target=0.79)
     assert re.search(r"\b0\.780\b.* 4 GPUs", str(cost.blocks(results, results.subjects()[0])))
     assert "not reached (best accuracy 0.800)" in card_of(*records, target=0.9)[5]
+    assert "not reached (best accuracy 0.9339)" in card_of(trained(1000, 990 / 1060), target=0.934)[5]
 
 
 def test_the_speed_of_emulated_devices_is_on_no_page(page: str) -> None:

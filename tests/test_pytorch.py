@@ -127,6 +127,13 @@ def test_in_float16_a_step_that_overflows_changes_nothing_and_halves_the_scale(f
     assert 0 < distance(weights(session), weights(other)) < 0.02
 
 
+@of_torch
+@pytest.mark.parametrize(("batch", "scale"), [(32, 2**15), (128, 2**16)])
+def test_the_mean_loss_is_scaled_at_first_as_that_of_64_samples_at_most(batch: int, scale: float) -> None:
+    run = dataclasses.replace(planned("pytorch", batch_per_device=batch).run, dtype="float16")
+    assert frameworks.open_session(run).state()["loss_scale"].tolist() == [scale, 0]
+
+
 # Two workers: their processes, which take seconds to start, do all checks one after another
 
 

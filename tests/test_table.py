@@ -73,7 +73,7 @@ def test_known_answers_of_one_record() -> None:
     texts = dict(origin="measured", framework="MXNet 1.9.1", model="cifar_resnet50_v2", kind="cpu", kvstore="")
     texts.update(input_shape="3x28x28", machine="test machine", cpu="Test", length="training", outcome="completed")
     texts.update(recipe="cifar10_resnet50", accuracy_on="test set", schedule="", reason="", note="")
-    texts.update(accuracy_by_epoch="1:0.5000 2:0.5500 3:0.6000 4:0.6500 5:0.7000 6:0.7500")
+    texts.update(accuracy_by_epoch="1:0.5 2:0.55 3:0.6 4:0.65 5:0.7 6:0.75")
     texts.update(seconds_by_epoch="1:6 2:10 3:14 4:18 5:22 6:26")
     numbers: dict[str, float] = dict(epochs=6, steps=60, accuracy=0.75, accuracy_last4=0.675, seconds_per_epoch=4.0)
     numbers.update(samples_per_second=320.0, spread=0.0, windows=5, samples_trained=7680)
@@ -94,6 +94,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "PyTorch": ({"run": {"framework": "pytorch"}, "versions": VERSIONS}, {"framework": "PyTorch 2.13.0"}),
     "unknown framework": ({"run": {"framework": "gone"}}, {"framework": "gone"}),
     "warm-up": ({"run": {"warmup_steps": 10}}, {"baseline": True, "schedule": "warm-up 1 epoch"}),
+    "warm-up of half an epoch": (
+        {"run": {"warmup_steps": 5, "warmup_from": 0.01}},
+        {"schedule": "warm-up 0.5 epochs from 0.01"},
+    ),
+    "warm-up of a third": (
+        {"run": {"warmup_steps": 130, "steps_per_epoch": 390, "steps": 2340}},
+        {"schedule": "warm-up 0.333 epochs"},
+    ),
+    "long warm-up": ({"run": {"warmup_steps": 125}}, {"schedule": "warm-up 12.5 epochs"}),
+    "longer warm-up": ({"run": {"warmup_steps": 1000}}, {"schedule": "warm-up 100 epochs"}),
     "decay": ({"run": {"decay": "cosine"}}, {"baseline": True, "schedule": "decay cosine"}),
     "other model": ({"run": {"model": "cifar_resnet20_v2", "dtype": "bfloat16"}}, {"baseline": True}),
     "other optimizer": ({"run": {"optimizer": "nesterov"}}, {"baseline": False}),
@@ -303,16 +313,17 @@ def test_what_completed_later_has_not_failed() -> None:
     assert len(build(broken, replace(done, infrastructure="another"))) == 2
 
 
-def test_nine_in_ten_intervals_contain_the_noise_scale() -> None:
+@pytest.mark.parametrize("count", [10, 29])
+def test_nine_in_ten_intervals_contain_the_noise_scale(count: int) -> None:
     """The loss of sample i is |w - x_i|^2 / 2, so its gradient at w = 0 is -x_i."""
-    generator, inside = np.random.default_rng(5), 0
-    for _ in range(40):
-        gradients = generator.normal(np.ones(20), 3.0, size=(60, 64, 20))
+    generator, inside = np.random.default_rng(0), 0
+    for _ in range(200):
+        gradients = generator.normal(np.ones(20), 3.0, size=(count, 64, 20))
         small, large = (np.square(part.mean(axis=1)).sum(axis=1) for part in (gradients[:, :8], gradients))
-        norms = [Norms(step=step, small=small[step], large=large[step]) for step in range(60)]
+        norms = [Norms(step=step, small=small[step], large=large[step]) for step in range(count)]
         low, high = noise.interval(norms, small_batch=8, large_batch=64)
         inside += low < 9.0 < high
-    assert 30 <= inside <= 40
+    assert 0.87 <= inside / 200 <= 0.93
 
 
 def test_without_signal_or_measurements_there_is_no_noise_scale() -> None:

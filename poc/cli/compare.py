@@ -25,7 +25,7 @@ _CONDITIONS = [
     *("machine", "hardware", "cores", "driver", "framework", "commit", "environment", "threads", "cores_per_worker"),
     *("model", "dataset", "data_checksum", "fixed", "input_shape", "kind", "devices", "emulated", "workers", "dtype"),
     *("batch_per_device", "global_batch", "lr", "lr_rule", "schedule", "training_recipe", "kvstore", "straggler"),
-    *("layout", "options", "seed", "length", "epochs", "target_accuracy", "accuracy_on", "quick"),
+    *("layout", "options", "seed", "length", "measurement", "epochs", "target_accuracy", "accuracy_on", "quick"),
 ]
 NOT_SLOWER, SLOWER, TOO_FEW = 0, 3, 4
 _VERDICTS = {NOT_SLOWER: "not slower", SLOWER: "slower", TOO_FEW: "inconclusive: too few repeats"}
@@ -94,16 +94,16 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
     same_machine = not {"machine", "hardware"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
     ends = [side.outcome.where(side.reason != INTERRUPTED, INTERRUPTED) for side in sides]
-    others = [each[~each.isin([COMPLETED, SKIPPED])].value_counts().to_dict() for each in ends]
+    failures = [each[~each.isin([COMPLETED, SKIPPED])].value_counts().to_dict() for each in ends]
     rate, accuracy = _rate(completed, same_machine, slower, pairs), _accuracy(completed, pairs)
     worse = {"samples/s": rate["significant"] and rate["estimate"] > 1}
     worse["accuracy"] = accuracy["significant"] and accuracy["estimate"] > 0
-    worse["outcome"] = len(completed[0]) > 0 and not len(completed[1]) and any({**others[1], INTERRUPTED: 0}.values())
+    worse["outcome"] = len(completed[0]) > 0 and not len(completed[1]) and any({**failures[1], INTERRUPTED: 0}.values())
     return {
         "runs": runs,
         "differences": differences,
         "same_machine": same_machine,
-        "not_completed": others,
+        "not_completed": failures,
         "samples/s": rate,
         "accuracy": accuracy,
         "second_is_worse": [name for name, is_worse in worse.items() if is_worse],

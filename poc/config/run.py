@@ -121,6 +121,12 @@ class Run(Schedule, Training):
         return ", ".join(self._labels("compile", "graphs"))
 
     @property
+    def measurement(self) -> str:
+        """Describe its steps if they are no whole epochs, and what is not at its default of how it is measured."""
+        steps = [f"{self.steps} steps"] if self.steps != self.epochs * self.steps_per_epoch else []
+        return ", ".join([*steps, *self._labels("seconds", "window", "gradient_noise")])
+
+    @property
     def training_recipe(self) -> str:
         """Describe how it trains, without model, batch, devices, learning rate and schedule."""
         parts = [str(self.optimizer), *labels(self, "training_recipe").values()]
@@ -139,8 +145,11 @@ class Run(Schedule, Training):
         """Describe the schedule of the learning rate; empty if it is constant."""
         parts = []
         if self.warmup_steps:
-            epochs = f"{self.warmup_steps / self.steps_per_epoch:.2g}"
-            parts.append(f"warm-up {epochs} epoch" + ("" if epochs == "1" else "s"))
+            # As few decimals as give this number of steps: equal labels stand for equal schedules.
+            rounded = (round(self.warmup_steps / self.steps_per_epoch, decimals) for decimals in range(17))
+            epochs = next(each for each in rounded if round(each * self.steps_per_epoch) == self.warmup_steps)
+            parts.append(f"warm-up {epochs:.12g} epoch" + ("" if epochs == 1 else "s"))
+            parts[-1] += f" from {self.warmup_from:g}" if self.warmup_from else ""
         return ", ".join([*parts, *self._labels("decay", "decay_at", "decay_factor", "grows_from")])
 
     def _labels(self, *names: str) -> list[str]:

@@ -67,14 +67,19 @@ class LossScale:
     step that overflows, which is skipped. That is the rule of PyTorch's GradScaler; nothing is fetched to follow it.
     """
 
-    START = 1024.0
-    """Scale of one sample's loss in the first step."""
-
     def __init__(self, start: Any) -> None:
         self.scale = start
         """A number, or an array of any framework with one value."""
         self.finite_steps = start * 0
         """Steps since the scale changed or a step overflowed."""
+
+    @staticmethod
+    def start(samples: int) -> float:
+        """Return the scale of the mean loss of so many samples in the first step: at most that of GradScaler, 65,536.
+
+        1,024 per sample of a batch of thousands would overflow in the first steps.
+        """
+        return 1024.0 * min(samples, 64)
 
     def update(self, finite: Any) -> None:
         """Set the scale of the next step, in place: `finite` is 1.0 after a step with finite gradients, else 0.0."""

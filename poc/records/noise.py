@@ -45,8 +45,11 @@ def interval(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> t
     """Return the 90% interval of the noise scale, in samples; its upper end is infinite if the signal may be zero.
 
     Successive steps are correlated, so it is a bootstrap over blocks of steps (Kuensch 1989), whose length is the cube
-    root of the number of steps.
+    root of the number of steps, two or more. The percentiles are expanded, else the interval would be too narrow for
+    few blocks (Hesterberg 2015, "What Teachers Should Know About the Bootstrap").
     """
+    from scipy.special import stdtrit  # the quantile of Student's t; plan and workers need not wait for it
+
     length = max(1, round(len(norms) ** (1 / 3)))
     blocks = [norms[start : start + length] for start in range(len(norms) - length + 1)]
     draws = random.Random(0)
@@ -56,4 +59,7 @@ def interval(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> t
         variance, signal = _estimates(resample, small_batch, large_batch)
         scales.append(max(0.0, variance) / signal if signal > 0 else math.inf)
     scales.sort()
-    return scales[_RESAMPLES // 20], scales[-_RESAMPLES // 20]
+    count = len(norms) / length
+    percentile = statistics.NormalDist().cdf(-math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.95))
+    below = int(_RESAMPLES * percentile)
+    return scales[below], scales[-1 - below]

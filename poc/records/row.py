@@ -60,7 +60,8 @@ class Row:
 _OF_RUNS = {
     "str": (
         *("run_id", "setting", "workload", "cpu", "driver", "environment", "commit", "data_checksum", "recipe"),
-        *("started", "outcome", "reason", "length", "lr_rule", "schedule", "training_recipe", "accuracy_on", "options"),
+        *("started", "outcome", "reason", "length", "measurement", "lr_rule", "schedule", "training_recipe"),
+        *("accuracy_on", "options"),
         *("accuracy_by_epoch", "seconds_by_epoch", "price_source", "search", "test_runs"),
     ),
     "bool": ("emulated", "fixed", "baseline", "quick", "at_chance", "noisy", "chosen"),

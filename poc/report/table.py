@@ -39,7 +39,7 @@ _TEXTS = [name for name, kind in COLUMNS.items() if kind == "str"]
 _OF_RUN = (
     *("model", "global_batch", "batch_per_device", "lr_rule", "devices", "emulated", "workers", "dtype", "layout"),
     *("options", "seed", "kind", "recipe", "quick", "target_accuracy", "training_recipe"),
-    "straggler",
+    *("straggler", "measurement"),
 )
 _OF_RECORD = (
     *("parameters", "dataset", "outcome", "reason", "started", "data_checksum", "threads", "fewer_threads"),
@@ -239,7 +239,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "accuracy": accuracies[-1] if accuracies else None,
         "accuracy_last4": statistics.fmean(accuracies[-4:]) if len(accuracies) >= 4 else None,
         "accuracy_on": "" if not run.evaluate else "validation split" if run.uses_validation_split else "test set",
-        "accuracy_by_epoch": " ".join(f"{epoch}:{accuracy:.4f}" for epoch, accuracy in zip(epochs, accuracies)),
+        "accuracy_by_epoch": " ".join(f"{epoch}:{accuracy:.10g}" for epoch, accuracy in zip(epochs, accuracies)),
         "seconds_by_epoch": " ".join(f"{epoch}:{trained[epoch]:.6g}" for epoch in trained),
         "wall_seconds": record.wall,
         **{f"{part}_seconds": seconds for part, seconds in (record.split() or {}).items()},

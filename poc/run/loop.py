@@ -111,7 +111,7 @@ class Loop:
             return False
         with self.clock.part("evaluate"):
             correct, evaluated = self.session.sum_over_workers(np.array(self.scored))
-        return bool(evaluated and correct / evaluated >= self.run.target_accuracy)
+        return bool(evaluated) and float(correct) / float(evaluated) >= self.run.target_accuracy  # sums may be float32
 
     def _window(self, batches: Iterator[Batch], epoch: int, count: int) -> float:
         """Train for `count` steps; return their mean loss.

@@ -1,6 +1,6 @@
 """Tuning of `fast` on a validation split.
 
-airbench94 with the published recipe (Jordan's `airbench94_muon.py`: 8 epochs at a global batch of 2,000) and with 5:
+airbench94 with the 8 epochs at a global batch of 2,000 of Jordan's `airbench94_muon.py`, and with 5 epochs:
 - Batches, and smaller crops, which take less time: 5 epochs at 1,000 with whole images or crops of 30 are the most
   accurate.
 - A learning rate of the head and the shifts that with momentum 0.6 adds up to the published steps with momentum 0.85,

@@ -110,7 +110,8 @@ class MXNetSession(Session):
         self._statistics_buffers = flatten(self._statistics)
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
-            self._loss_scale = LossScale(mx.nd.full(1, LossScale.START, ctx=self._contexts[0]))
+            scale = LossScale.start(run.batch_per_device) / run.batch_per_device  # of each sample: losses are summed
+            self._loss_scale = LossScale(mx.nd.full(1, scale, ctx=self._contexts[0]))
         self._optimizers: dict[tuple[int, int], optimizers.Optimizer] = {}  # optimizers by buffer and device
         self._two_bit = getattr(run.kvstore, "two_bit", None)
         self._sent_dtype = np.float16 if getattr(run.kvstore, "gradient_bits", 32) == 16 else np.float32

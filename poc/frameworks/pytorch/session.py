@@ -72,7 +72,7 @@ class TorchSession(Session):
         self._loss = torch.zeros((), device=self._device)
         self._loss_scale: LossScale | None = None
         if run.dtype == "float16":
-            self._loss_scale = LossScale(torch.full((), LossScale.START * run.global_batch, device=self._device))
+            self._loss_scale = LossScale(torch.full((), LossScale.start(run.global_batch), device=self._device))
         capturable = self._device.type == "cuda" or new_graph is not None
         norms = nn.modules.batchnorm._BatchNorm
         gammas = {id(layer.weight) for layer in self._net.modules() if isinstance(layer, norms)}

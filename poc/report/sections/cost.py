@@ -72,7 +72,8 @@ def missed(results: Results, settings: pd.DataFrame) -> str:
     if seeds.seconds_to_target.notna().any():
         return "not reached by every seed"
     best = max((max(repeats.curve(text).values(), default=0.0) for text in seeds.accuracy_by_epoch), default=0.0)
-    shown = f"{best:.3f}" if float(f"{best:.3f}") < results.target else f"{best:.4f}"
+    # Rounded down, else it might look as if it were reached.
+    shown = f"{best:.3f}" if float(f"{best:.3f}") < results.target else f"{math.floor(1e4 * best + 1e-6) / 1e4:.4f}"
     return f"not reached (best accuracy {shown})" if len(seeds) else ""
 
 
