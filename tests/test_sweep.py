@@ -69,7 +69,7 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
         story = {"conditions": {**conditions, **changes}, "attempt": "", "counted": {"trained": trained}}
         checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story), previous=0)
 
-    save(run.steps // 2, commit="another")
+    save(run.steps // 2, versions={"poc": "another"})
     assert not estimator.fits(item)
     save(run.steps // 4)
     assert estimator.seconds(item) == pytest.approx(start + 1500.0)

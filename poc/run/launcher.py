@@ -65,7 +65,7 @@ class RunContext:
         """Return what must be the same for `run` to continue from a checkpoint."""
         software = self.software_of(run.framework)
         return {
-            **software,
+            "environment": software["environment"],
             "versions": {name: version for name, version in software["versions"].items() if name != "system"},
             "machine": self.machine.describe(),
             "images": list(self.images_of(run)),
@@ -129,7 +129,7 @@ def core_use(before: tuple[float, float, float, float]) -> dict[str, float]:
 
 def software(framework: str) -> dict[str, Any]:
     """Return the fields of a record that describe code and environment."""
-    versions = {**provenance.versions(), **frameworks.versions(framework)}
+    versions = {**provenance.versions(), "poc": provenance.code_hash(), **frameworks.versions(framework)}
     return {"versions": versions, "commit": provenance.commit(), "environment": speed_variables()}
 
 
