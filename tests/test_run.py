@@ -59,7 +59,7 @@ def test_a_run_learns_and_leaves_a_complete_record(tmp_path: Path) -> None:
     assert (len(record.monitor.devices), record.usable_cores) == (1, MACHINE.cores)
     assert min(record.others_busy_cores, record.stolen_cores) >= 0
     versions = {name: version for name, version in record.versions.items() if name != "system"}  # kernels may differ
-    conditions = {"versions": versions, "machine": MACHINE.describe()}
+    conditions = {"versions": versions, "machine": MACHINE.describe(), "repeats_before": 0}
     conditions |= {"images": ["synthetic", ""], "environment": record.environment, "workers_here": 1}
     ((step, attempt),) = checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions)
     assert (step, len(attempt)) == (160, 32)

@@ -20,7 +20,7 @@ from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record, WorkerResult
 from poc.run import checkpoint, schedule, workload
-from poc.run.launcher import HostResult
+from poc.run.launcher import HostResult, LocalLauncher
 from poc.run.schedule import DoneRepeats, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
@@ -285,6 +285,15 @@ def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> No
     for item in sweep.plan:
         sweep.do(item, launcher)
     assert [call.args[0].data.path for call in launcher.attempt.call_args_list] == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_a_repeat_does_not_continue_from_what_a_killed_command_left_of_the_one_before(tmp_path: Path) -> None:
+    item = planned(1.0)
+    with mock.patch.object(LocalLauncher, "forget", side_effect=SystemExit), pytest.raises(SystemExit):
+        sweep_of(tmp_path, item).do(item)
+    sweep_of(tmp_path, item).do(dataclasses.replace(item, repeat=2))
+    assert [record.resumed for record in journal.read(journal.paths(tmp_path))] == [()] * 2
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The runs of some recipes on this machine, one after the other; each record is in the journal when its run ends."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -52,9 +53,12 @@ class Sweep:
 
         A record counts if it is of the same images and hardware, and of the same environment or an unknown one.
         """
-        self.context = dataclasses.replace(self.context, images=images, journal=journal.identity(self.path))
         records = journal.read(journal.paths(self.results))
         records = [record for record in records if record.infrastructure == self.context.infrastructure]
+        ended = (record for record in records if record.outcome in SETTLED)
+        settled = collections.Counter((record.run.id, record.data_id) for record in ended)
+        identity = journal.identity(self.path)
+        self.context = dataclasses.replace(self.context, images=images, journal=identity, settled=settled)
         self._recorded = {record.run.id for record in records}
         self.estimator = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
@@ -178,6 +182,7 @@ class Sweep:
                 f"results: cannot write the record of {run.id} to {self.path} ({error.strerror}); free disk space and "
                 "start the same command again: the run continues from its last checkpoint"
             ) from error
+        self.context.settled[run.id, record.data_id] += record.outcome in SETTLED
         # First, since a message can fail: a repeat must not continue from the checkpoint of the one before.
         if record.outcome in SETTLED and not (run.pause_after and record.outcome == COMPLETED):
             launcher.forget(run)
