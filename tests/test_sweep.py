@@ -26,6 +26,7 @@ from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, add, place_in, record_of, run_of
 from tests.launch import held
+from tests.test_search import Training
 
 
 def planned(seconds: float, **fields: Any) -> Planned:
@@ -162,6 +163,7 @@ LARGEST = [run_of(batch_per_device=size, epochs=2) for size in (32, 16, 8)]
         ([], False),
         ([(1, COMPLETED)], False),  # by another recipe
         ([(0, COMPLETED)], True),
+        ([(0, COMPLETED), (0, OUT_OF_MEMORY)], True),
         ([(0, OUT_OF_MEMORY)], False),
         ([(0, OUT_OF_MEMORY), (1, FAILED), (2, COMPLETED)], False),
         ([(0, OUT_OF_MEMORY), (1, COMPLETED)], True),
@@ -192,6 +194,17 @@ def test_where_others_used_the_memory_a_smaller_batch_is_done_and_the_larger_one
     assert (completed.outcome, completed.is_noisy) == (COMPLETED, True)
     assert [call.args[0] for call in launcher.attempt.call_args_list] == [LARGEST[0], *LARGEST[1:2] * 2]
     assert (len(sweep.failed), len(sweep.pending(sweep.plan))) == (1, 2)
+
+
+def test_a_run_that_has_fitted_is_tried_again_by_the_next_command_if_a_repeat_is_out_of_memory(tmp_path: Path) -> None:
+    repeats = [Planned(run=LARGEST[0], smaller=(LARGEST[1],), repeat=number) for number in (1, 2, 3)]
+    recorded(tmp_path, dataclasses.replace(record_of(infrastructure="here"), run=LARGEST[0]))
+    training = Training(lambda _: (OUT_OF_MEMORY, ""))
+    for attempts in (1, 2):
+        sweep = sweep_of(tmp_path, *repeats)
+        assert all(sweep.do(item, training) for item in sweep.plan)
+        assert (training.runs, len(sweep.failed)) == ([LARGEST[0]] * attempts, 1)
+        assert len(sweep.pending(sweep.plan)) == 2
 
 
 REAL = {"dataset": "cifar10 (jpeg)", "data_checksum": "0123456789abcdef"}

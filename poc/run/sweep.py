@@ -191,7 +191,8 @@ class Sweep:
             raise KeyboardInterrupt
         self.estimator.learn(record)
         self._done.add(record)
-        if record.outcome == FAILED:
+        fitted_before = record.outcome == OUT_OF_MEMORY and self._done.outcome(run) == COMPLETED
+        if record.outcome == FAILED or fitted_before:
             self.failed[key] = OUT_OF_MEMORY if record.reason.startswith(OUT_OF_MEMORY) else FAILED
         return self.failed.get(key, record.outcome)
 
