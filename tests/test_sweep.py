@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from poc import Folder, Recipe, Search, published
+from poc import Folder, Recipe, Search, frameworks, published
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
@@ -298,6 +298,21 @@ def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> No
     for item in sweep.plan:
         sweep.do(item, launcher)
     assert [call.args[0].data.path for call in launcher.attempt.call_args_list] == ["first", "second"]
+
+
+@pytest.mark.parametrize("file", ["mine/__init__.py", "numpy-0.dist-info/METADATA"])
+def test_a_command_ends_if_its_code_or_packages_change(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sweep, training = sweep_of(tmp_path, planned(1.0), planned(1.0, lr=0.02)), Training()
+    sweep.do(sweep.plan[0], training)
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text("Name: numpy\nVersion: 0\n")
+    with pytest.raises(UserError, match="changed"):
+        sweep.do(sweep.plan[1], training)
+    assert sweep_of(tmp_path, *sweep.plan).do(sweep.plan[1], training)
 
 
 @pytest.mark.slow

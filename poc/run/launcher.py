@@ -138,7 +138,7 @@ def core_use(before: tuple[float, float, float, float]) -> dict[str, float]:
 
 def software(framework: str) -> dict[str, Any]:
     """Return the fields of a record that describe code and environment."""
-    versions = {**provenance.versions(), "poc": provenance.code_hash(), **frameworks.versions(framework)}
+    versions = {**provenance.versions(), "poc": provenance.code_hash(), **frameworks.installed_versions(framework)}
     return {"versions": versions, "commit": provenance.commit(), "environment": speed_variables()}
 
 

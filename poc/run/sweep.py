@@ -46,7 +46,13 @@ class Sweep:
         to_run = [planned for planned in self.plan if not planned.skip]
         searched = [candidates for planned in to_run for candidates in planned.searched]
         self._details = varied(itertools.chain([planned.run for planned in to_run], *searched))
+        self._versions = {name: self._versions_of(name) for name in {planned.run.framework for planned in to_run}}
         self.use(self.context.images)
+
+    def _versions_of(self, framework: str) -> dict[str, str]:
+        """Return the versions of the code and the packages that a run would use now."""
+        versions: dict[str, str] = self.context.software_of(framework)["versions"]
+        return versions
 
     def use(self, images: Mapping[str, DataId]) -> None:
         """Read the journal, and set the data sets of the runs (`RunContext.images`), which decide what in it is done.
@@ -168,6 +174,8 @@ class Sweep:
         if key in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return self.failed[key]
+        if self._versions_of(run.framework) != self._versions[run.framework]:  # this process has the old ones
+            raise UserError("code or packages changed during this command; start it again")
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
         self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
@@ -207,8 +215,8 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     """Do the plan in order, as far as its runs fit before the bound; return the ids of the runs that failed.
 
     `request` is written to the folder of results with `runs_left`, at the start and at the end; `price` is in dollars
-    per hour. Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run
-    that its user interrupted is in it.
+    per hour. Raises UserError if the data cannot be read, the journal not be written, or the code has changed;
+    KeyboardInterrupt once a run that its user interrupted is in it.
     """
     images = _images(sweep)
     # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.
