@@ -247,6 +247,14 @@ def test_models_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -
     assert line.split()[1:4] == ["3x224x224", "138,357,544", "15,470.3"]
 
 
+def test_a_locale_without_dashes_and_arrows_shows_the_scorecard(tmp_path: Path) -> None:
+    add(tmp_path, record_of(), record_of(run={"seed": 1}))
+    report = f"from poc.cli import main; main(['report', '--results', {str(tmp_path)!r}])"
+    done = python(report, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2192" in done.stdout
+
+
 def test_a_plan_imports_no_package_of_the_pages_and_only_a_session_imports_a_framework() -> None:
     done = python(
         "import sys; from poc.cli import main; assert main(['plan', 'quick']) == 0; planned = {*sys.modules}\n"
