@@ -90,8 +90,8 @@ def publish(
     """Make the folder MACHINE_DATE/ in `output` from the journal of the machine that ran last, or of the named one.
 
     Return the folder, and lines about what is in it and what is not. `write_report` is `poc.report.write` with its
-    other options set. Raises UserError if there is nothing to publish, or if a folder of that name exists that was not
-    made of these results: it may be another user's.
+    other options set. Raises UserError if there is nothing to publish, or if a folder of that name exists with files or
+    runs that are not of these results: those of another user, or what was added since.
     """
     records = journal.read(journal.paths(results))
     started = [record for record in records if record.outcome != SKIPPED]
@@ -107,7 +107,7 @@ def publish(
     target = output / f"{journal.folder(output, name).name}_{date}"
     if target.exists() and not _was_made_of(chosen, target):
         raise UserError(
-            f"publish: {target} exists and was not made of these results; move it, or give another --output"
+            f"publish: {target} has files or runs that are not of these results; move it, or give another --output"
         )
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=f".{target.name}.") as scratch:
@@ -120,7 +120,8 @@ def publish(
             skipped = {scrub(reason): count for reason, count in last.skipped.items()}
             last_run.write(unfinished, dataclasses.replace(last, recipes=recipes, skipped=skipped))
         write_report(chosen, page=unfinished / "results.md", folder=unfinished)
-        (unfinished / journal.MARK).write_text(json.dumps({"machine": name, "date": date}) + "\n")
+        mark = {"machine": name, "date": date, "files": [*_files(unfinished), journal.MARK]}
+        (unfinished / journal.MARK).write_text(json.dumps(mark) + "\n")
         if target.exists():
             target.rename(Path(scratch) / "before")
         unfinished.rename(target)
@@ -131,8 +132,17 @@ def publish(
     ]
 
 
+def _files(folder: Path) -> list[str]:
+    """Return the relative paths of all files and folders in `folder`."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
 def _was_made_of(records: Sequence[Record], folder: Path) -> bool:
-    """Return whether a published folder has one of the records, or none at all."""
+    """Return whether `publish` wrote all files in `folder`, and all records in it are among `records`."""
+    try:
+        written = {*json.loads((folder / journal.MARK).read_text())["files"]}
+    except (OSError, LookupError, TypeError, ValueError):  # there is none, or it is of an earlier version
+        return False
+    started = {(record.run.id, record.started) for record in records}
     published = {(record.run.id, record.started) for record in journal.read(journal.paths(folder))}
-    is_ours = not published or any((record.run.id, record.started) in published for record in records)
-    return is_ours and (folder / journal.MARK).is_file()
+    return written.issuperset(_files(folder)) and published <= started

@@ -169,6 +169,8 @@ def write_atomically(path: Path, content: str | memoryview) -> None:
             os.fsync(file.fileno())
         os.chmod(unfinished, 0o644)  # mkstemp lets only the owner read
         os.replace(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(unfinished)
+        if isinstance(error, OSError) and not error.filename:  # that of a full disk
+            error.filename = str(path)
         raise

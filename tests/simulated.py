@@ -90,7 +90,8 @@ def installed(machine: Hardware) -> Iterator[dict[str, dict[str, str]]]:
         def of(name: str) -> dict[str, str]:
             return versions.get(name, {})
 
-        with mock.patch.object(frameworks, "versions", of), mock.patch.object(pytorch, "versions", of):
+        everywhere = mock.patch.multiple(frameworks, versions=of, installed_versions=of)
+        with everywhere, mock.patch.object(pytorch, "versions", of):
             yield versions
 
 

@@ -256,6 +256,14 @@ def test_models_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -
     assert line.split()[1:4] == ["3x224x224", "138,357,544", "15,470.3"]
 
 
+def test_a_locale_without_dashes_and_arrows_shows_the_scorecard(tmp_path: Path) -> None:
+    add(tmp_path, record_of(), record_of(run={"seed": 1}))
+    report = f"from poc.cli import main; main(['report', '--results', {str(tmp_path)!r}])"
+    done = python(report, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2192" in done.stdout
+
+
 def test_a_plan_imports_no_package_of_the_pages_and_only_a_session_imports_a_framework() -> None:
     done = python(
         "import sys; from poc.cli import main; assert main(['plan', 'quick']) == 0; planned = {*sys.modules}\n"
@@ -313,6 +321,18 @@ def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, pr
     assert facts["machine"] == [plan["machine"]]
     assert plan["price_per_hour"] == (price and price.dollars_per_hour)
     assert (f"{price.dollars_per_hour:.2f}" if price else "--price") in doctor
+
+
+def test_a_machine_keeps_the_name_of_its_results_when_the_price_of_its_type_becomes_known(
+    home: Path, printed: Any
+) -> None:
+    (home.parent / "product_name").write_text("p4d.24xlarge\n")
+    price, described = prices.load({})["p4d.24xlarge"].dollars_per_hour, hardware.detect().describe()
+    for name in (described, "p4d.24xlarge"):
+        add(home / "results", record_of(infrastructure=name))
+        plan = printed("plan", "--json")
+        assert (plan["machine"], plan["price_per_hour"]) == (name, price)
+        assert printed("doctor", "--json")["machine"] == [name]
 
 
 def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(

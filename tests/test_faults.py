@@ -96,8 +96,6 @@ def test_a_run_killed_at_any_moment_continues_and_ends_bit_for_bit_the_same(tmp_
     for folder, (record,) in zip(folders[1:], disturbed):
         assert course(record) == course(undisturbed)
         np.testing.assert_equal(end_of(folder, record.run), end_of(folders[0], record.run))
-        # The next run removed the files of killed ones; the last one's record may have been complete.
-        assert len(list(folder.glob("temporary/*/in-use"))) <= 1
     assert any(record.resumed for (record,) in disturbed)
 
 

@@ -450,7 +450,8 @@ def test_variables_of_others_are_not_inherited_and_those_that_change_speed_are_r
     names = "OMP_PLACES OMP_NUM_THREADS GOMP_CPU_AFFINITY DMLC_ROLE RANK MXNET_KVSTORE_USETREE"
     removed = dict.fromkeys(names.split(), "0")
     speed = {"DNNL_MAX_CPU_ISA": "SSE41", "LD_PRELOAD": "libjemalloc.so", "MXNET_ENGINE_TYPE": "NaiveEngine"}
-    neutral = dict.fromkeys(("HOME", "PATH", "CUDA_VISIBLE_DEVICES", "MXNET_HOME"), "/home")
+    names = "HOME PATH CUDA_VISIBLE_DEVICES MXNET_HOME CUDA_MPS_PIPE_DIRECTORY NCCL_DEBUG_FILE"
+    neutral = dict.fromkeys(names.split(), "/home")
     variables = {**neutral, **removed, **speed, "MKL_NUM_THREADS": "1"}
     assert environment.inherited_variables(variables) == {**neutral, **speed}
     assert environment.speed_variables(variables) == speed

@@ -110,9 +110,24 @@ def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
         publish(tmp_path / "results", tmp_path, write_pages)
     assert (target / "mine").read_text() == "precious"
     (target / journal.MARK).write_text(json.dumps({"machine": "test machine"}))
-    publish(tmp_path / "results", tmp_path, write_pages)
-    assert not (target / "mine").exists()
-    assert len(journal.read(journal.paths(target))) == 1
+    with pytest.raises(UserError, match=re.escape(str(target))):
+        publish(tmp_path / "results", tmp_path, write_pages)
+    target.rename(tmp_path / "mine")
+    for _ in range(2):
+        publish(tmp_path / "results", tmp_path, write_pages)
+        assert len(journal.read(journal.paths(target))) == 1
+    for file in (".git/config", "NOTES.md"):
+        (target / file).parent.mkdir(exist_ok=True)
+        (target / file).write_text("precious")
+        with pytest.raises(UserError, match=re.escape(str(target))):
+            publish(tmp_path / "results", tmp_path, write_pages)
+        assert (target / file).read_text() == "precious"
+        (target / file).unlink()
+    (target / ".git").rmdir()
+    add(target, record_of(started=f"{record.started[:10]}T22:00:00+00:00"))  # a run with --results of that folder
+    with pytest.raises(UserError, match=re.escape(str(target))):
+        publish(tmp_path / "results", tmp_path, write_pages)
+    assert len(journal.read(journal.paths(target))) == 2
     add(tmp_path / "another", dataclasses.replace(record, started=f"{record.started[:10]}T23:00:00+00:00"))
     with pytest.raises(UserError, match=re.escape(str(target))):  # what somebody else published on that day
         publish(tmp_path / "another", tmp_path, write_pages)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from poc import Synthetic, data, synthetic
+from poc import Synthetic, data, frameworks, synthetic
 from poc.cli import main
 from poc.host import hardware
 from poc.records import journal, provenance, timing
@@ -59,7 +59,7 @@ def test_a_run_learns_and_leaves_a_complete_record(tmp_path: Path) -> None:
     assert (len(record.monitor.devices), record.usable_cores) == (1, MACHINE.cores)
     assert min(record.others_busy_cores, record.stolen_cores) >= 0
     versions = {name: version for name, version in record.versions.items() if name != "system"}  # kernels may differ
-    conditions = {"versions": versions, "commit": record.commit, "machine": MACHINE.describe()}
+    conditions = {"versions": versions, "machine": MACHINE.describe(), "repeats_before": 0}
     conditions |= {"images": ["synthetic", ""], "environment": record.environment, "workers_here": 1}
     ((step, attempt),) = checkpoint.steps(tmp_path / "checkpoints" / run.id, [0], conditions)
     assert (step, len(attempt)) == (160, 32)
@@ -349,6 +349,27 @@ def test_the_commit_is_that_of_this_checkout_and_dirty_if_its_code_changed_or_gr
         assert provenance.commit().startswith(f"{commit}-dirty-")
         changed.add(provenance.commit())
     assert len(changed) == 5
+
+
+def test_a_run_continues_at_another_commit_but_not_with_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, own = tmp_path / "poc/records/provenance.py", tmp_path / "frameworks/mine/__init__.py"
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path / "frameworks")])
+    for path in (code, own):
+        path.parent.mkdir(parents=True)
+        path.write_text("before\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "poc")
+    git(tmp_path, "commit", "--quiet", "-m", "code")
+    conditions = place_in(tmp_path).conditions_of(run_of())
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "notes")
+    assert place_in(tmp_path).conditions_of(run_of()) == conditions
+    for path in (code, own):
+        path.write_text("after\n")
+        assert place_in(tmp_path).conditions_of(run_of()) != conditions
+        path.write_text("before\n")
 
 
 # `poc run --trace`: a file of the profiler per worker, and the same record as without it

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from poc import Folder, Recipe, Search, published
+from poc import Folder, Recipe, Search, frameworks, published
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
@@ -20,12 +20,13 @@ from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record, WorkerResult
 from poc.run import checkpoint, schedule, workload
-from poc.run.launcher import HostResult
+from poc.run.launcher import HostResult, LocalLauncher
 from poc.run.schedule import DoneRepeats, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
 from tests.builders import MACHINE, SMALL, add, place_in, record_of, run_of
 from tests.launch import held
+from tests.test_search import Training
 
 
 def planned(seconds: float, **fields: Any) -> Planned:
@@ -69,7 +70,7 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
         story = {"conditions": {**conditions, **changes}, "attempt": "", "counted": {"trained": trained}}
         checkpoint.write(folder, 0, checkpoint.Checkpoint(step=step, arrays={}, story=story), previous=0)
 
-    save(run.steps // 2, commit="another")
+    save(run.steps // 2, versions={"poc": "another"})
     assert not estimator.fits(item)
     save(run.steps // 4)
     assert estimator.seconds(item) == pytest.approx(start + 1500.0)
@@ -162,6 +163,7 @@ LARGEST = [run_of(batch_per_device=size, epochs=2) for size in (32, 16, 8)]
         ([], False),
         ([(1, COMPLETED)], False),  # by another recipe
         ([(0, COMPLETED)], True),
+        ([(0, COMPLETED), (0, OUT_OF_MEMORY)], True),
         ([(0, OUT_OF_MEMORY)], False),
         ([(0, OUT_OF_MEMORY), (1, FAILED), (2, COMPLETED)], False),
         ([(0, OUT_OF_MEMORY), (1, COMPLETED)], True),
@@ -192,6 +194,17 @@ def test_where_others_used_the_memory_a_smaller_batch_is_done_and_the_larger_one
     assert (completed.outcome, completed.is_noisy) == (COMPLETED, True)
     assert [call.args[0] for call in launcher.attempt.call_args_list] == [LARGEST[0], *LARGEST[1:2] * 2]
     assert (len(sweep.failed), len(sweep.pending(sweep.plan))) == (1, 2)
+
+
+def test_a_run_that_has_fitted_is_tried_again_by_the_next_command_if_a_repeat_is_out_of_memory(tmp_path: Path) -> None:
+    repeats = [Planned(run=LARGEST[0], smaller=(LARGEST[1],), repeat=number) for number in (1, 2, 3)]
+    recorded(tmp_path, dataclasses.replace(record_of(infrastructure="here"), run=LARGEST[0]))
+    training = Training(lambda _: (OUT_OF_MEMORY, ""))
+    for attempts in (1, 2):
+        sweep = sweep_of(tmp_path, *repeats)
+        assert all(sweep.do(item, training) for item in sweep.plan)
+        assert (training.runs, len(sweep.failed)) == ([LARGEST[0]] * attempts, 1)
+        assert len(sweep.pending(sweep.plan)) == 2
 
 
 REAL = {"dataset": "cifar10 (jpeg)", "data_checksum": "0123456789abcdef"}
@@ -285,6 +298,30 @@ def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> No
     for item in sweep.plan:
         sweep.do(item, launcher)
     assert [call.args[0].data.path for call in launcher.attempt.call_args_list] == ["first", "second"]
+
+
+@pytest.mark.parametrize("file", ["mine/__init__.py", "numpy-0.dist-info/METADATA"])
+def test_a_command_ends_if_its_code_or_packages_change(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sweep, training = sweep_of(tmp_path, planned(1.0), planned(1.0, lr=0.02)), Training()
+    sweep.do(sweep.plan[0], training)
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text("Name: numpy\nVersion: 0\n")
+    with pytest.raises(UserError, match="changed"):
+        sweep.do(sweep.plan[1], training)
+    assert sweep_of(tmp_path, *sweep.plan).do(sweep.plan[1], training)
+
+
+@pytest.mark.slow
+def test_a_repeat_does_not_continue_from_what_a_killed_command_left_of_the_one_before(tmp_path: Path) -> None:
+    item = planned(1.0)
+    with mock.patch.object(LocalLauncher, "forget", side_effect=SystemExit), pytest.raises(SystemExit):
+        sweep_of(tmp_path, item).do(item)
+    sweep_of(tmp_path, item).do(dataclasses.replace(item, repeat=2))
+    assert [record.resumed for record in journal.read(journal.paths(tmp_path))] == [()] * 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The command line: what this machine can run, what a recipe means here, run it, look at the results."""
 
 import argparse
+import io
 import os
 import sys
 from collections import defaultdict
@@ -27,6 +28,8 @@ _Command = Callable[..., Callable[..., Any]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0: done, 1: a run failed or is worse, 2: a user's mistake, 3, 4: gate, 130: interrupt."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # some locales have no dashes and arrows
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Without this variable matplotlib needs a home folder that it can write to.
     os.environ.setdefault("MPLCONFIGDIR", str(cache() / "matplotlib"))
     chosen, status = Options(function=None), 0

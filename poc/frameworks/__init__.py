@@ -188,7 +188,12 @@ def open_session(run: Run, *, first_step: int = 0, state: Mapping[str, np.ndarra
 
 @functools.cache  # planning calls it for every run and card
 def versions(name: str) -> dict[str, str]:
-    """Return the versions of the installed packages of framework `name`."""
+    """Return the versions of the packages of framework `name` that were installed at the first call."""
+    return installed_versions(name)
+
+
+def installed_versions(name: str) -> dict[str, str]:
+    """Return the versions of the packages of framework `name` that are installed now."""
     where: dict[str, Any] = {} if interpreter(name) == sys.executable else {"path": _package_folders(name)}
     installed = {package: importlib.metadata.distributions(name=package, **where) for package in load(name).PACKAGES}
     return {package: copy.version for package, copies in installed.items() for copy in list(copies)[:1]}

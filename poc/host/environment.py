@@ -24,7 +24,8 @@ _RECORDED = (
 _OWN_COMMAND = Path(__file__).resolve().parents[2] / ".venv/bin/poc"
 POC = shlex.quote(str(_OWN_COMMAND)) if _OWN_COMMAND.exists() else "poc"  # the command line, as messages name it
 _SPEED_NEUTRAL_ENDINGS = (
-    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_HOME", "_PATH", "_DIR", "_ROOT", "_VERSION"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_HOME", "_PATH", "_DIR", "_DIRECTORY"),
+    *("_ROOT", "_VERSION", "_DEBUG_FILE"),
     *("_ARCH_LIST", "_COMPONENT_LIST", "_BUILD_NUMBER"),  # of images in which packages are built
 )
 

@@ -19,7 +19,7 @@ from poc.records.record import SCHEMA, Record
 from poc.values import UnknownFieldError, UserError, from_plain
 
 FILE = "journal.jsonl"
-MARK = "published.json"  # a file in every folder that `poc publish` made, which may therefore be replaced
+MARK = "published.json"  # a file in every folder that `poc publish` made; names the files that it may replace
 TRACES = "traces"  # folder beside a journal, with traces whose names start with the ids of their runs
 
 # Names of machines that are folder names, too; not those of files in the folder of results.

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from poc import frameworks
+
 _CODE = (".py", ".csv", ".html", ".json")  # no bytecode, which old commits may not ignore, and no files of editors
 
 
@@ -17,10 +19,18 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform()}
 
 
+def code_hash() -> str:
+    """Return a hash of the code of this package, and of the folders that POC_FRAMEWORKS names."""
+    folders = [Path(__file__).resolve().parents[1], *map(Path, frameworks.__path__[1:])]
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _CODE]
+    # An editor's lock is a link to nowhere.
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()[:8]
+
+
 def commit() -> str:
     """Return the git commit of this checkout; with "-dirty" and a hash if its code has changed since, or has new files.
 
-    Without a commit it is "unknown" and the hash, by which checkpoints of other code are known.
+    Without a commit it is "unknown" and the hash.
     """
     file = Path(__file__).resolve()
     home = file.parents[2]
@@ -28,9 +38,6 @@ def commit() -> str:
     git = ["git", "-C", str(home), f"--git-dir={home / '.git'}", f"--work-tree={home}"]
     environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
-    # An editor's lock is a link to nowhere.
-    sources = [path for path in sorted(file.parents[1].rglob("*")) if path.suffix in _CODE and path.is_file()]
-    hashed = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     try:
         tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
         head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
@@ -38,5 +45,5 @@ def commit() -> str:
         status = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files", "--", *code]
         changed = subprocess.run(status, check=True, **options).stdout
     except (OSError, subprocess.CalledProcessError):
-        return f"unknown-{hashed}"
-    return head.stdout[:12] + (f"-dirty-{hashed}" if changed else "")
+        return f"unknown-{code_hash()}"
+    return head.stdout[:12] + (f"-dirty-{code_hash()}" if changed else "")

@@ -1,5 +1,6 @@
 """One host's part of a run: its workers are started, watched until they have ended, and their results gathered."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -53,6 +54,8 @@ class RunContext:
     trace_steps: int = 0  # length of the traced pass after each run; 0: none
     traces: Path = Path("traces")  # folder of the traces
     until: float = math.inf  # when a run is interrupted, on the monotonic clock
+    settled: collections.Counter[tuple[str, DataId]] = dataclasses.field(default_factory=collections.Counter)
+    """Number of repeats in the journal that came to an end, by id of the run and its images."""
     software: dict[str, Any] | None = None  # of each framework on a remote machine, from `software`; None on this one
 
     @property
@@ -68,10 +71,12 @@ class RunContext:
         """Return what must be the same for `run` to continue from a checkpoint."""
         software = self.software_of(run.framework)
         return {
-            **software,
+            "environment": software["environment"],
             "versions": {name: version for name, version in software["versions"].items() if name != "system"},
             "machine": self.machine.describe(),
             "images": list(self.images_of(run)),
+            # A checkpoint of an earlier repeat may still be there: its command was killed before it removed that.
+            "repeats_before": self.settled[_unpaused(run).id, self.images_of(run)],
             "workers_here": run.workers // (self.machine.hosts if run.workers > 1 else 1),
         }
 
@@ -90,9 +95,13 @@ class RunContext:
 
     def checkpoints_of(self, run: Run) -> Path:
         """Return the folder for the checkpoints of `run` on these images."""
-        unpaused = dataclasses.replace(run, pause_after=None)  # which goes on from the checkpoint of a pause
-        name = "-".join(filter(None, (self.journal, unpaused.id, self.images_of(run).checksum)))
+        name = "-".join(filter(None, (self.journal, _unpaused(run).id, self.images_of(run).checksum)))
         return (self.checkpoints or self.cache / "checkpoints") / name
+
+
+def _unpaused(run: Run) -> Run:
+    """Return the whole run, which goes on from the checkpoint of a pause."""
+    return dataclasses.replace(run, pause_after=None)
 
 
 @value
@@ -141,7 +150,7 @@ def core_use(before: tuple[float, float, float, float]) -> dict[str, float]:
 
 def software(framework: str) -> dict[str, Any]:
     """Return the fields of a record that describe code and environment."""
-    versions = {**provenance.versions(), **frameworks.versions(framework)}
+    versions = {**provenance.versions(), "poc": provenance.code_hash(), **frameworks.installed_versions(framework)}
     return {"versions": versions, "commit": provenance.commit(), "environment": speed_variables()}
 
 

@@ -65,11 +65,13 @@ class DoneRepeats:
     def _outcomes(self, run: Run) -> list[str]:
         """Return the outcomes of the repeats of a run; one that failed or was skipped does not count.
 
-        Nor does a burst that was resumed too near its end to be timed.
+        Nor does a burst that was resumed too near its end to be timed, or one out of memory of a run that has fitted.
         """
         is_burst = not (run.evaluate or run.is_range_test)
         settled = [record for record in self._of(run) if record.outcome in SETTLED]
-        return [each.outcome for each in settled if not (is_burst and each.resumed and not throughput(each.timed))]
+        outcomes = [each.outcome for each in settled if not (is_burst and each.resumed and not throughput(each.timed))]
+        has_fitted = COMPLETED in outcomes
+        return [outcome for outcome in outcomes if not (has_fitted and outcome == OUT_OF_MEMORY)]
 
     def result(self, run: Run) -> Result | None:
         """Return the result of a candidate of a search, in which a failure is one, too; None if there is none."""

@@ -1,5 +1,6 @@
 """The runs of some recipes on this machine, one after the other; each record is in the journal when its run ends."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -46,16 +47,25 @@ class Sweep:
         to_run = [planned for planned in self.plan if not planned.skip]
         searched = [candidates for planned in to_run for candidates in planned.searched]
         self._details = varied(itertools.chain([planned.run for planned in to_run], *searched))
+        self._versions = {name: self._versions_of(name) for name in {planned.run.framework for planned in to_run}}
         self.use(self.context.images)
+
+    def _versions_of(self, framework: str) -> dict[str, str]:
+        """Return the versions of the code and the packages that a run would use now."""
+        versions: dict[str, str] = self.context.software_of(framework)["versions"]
+        return versions
 
     def use(self, images: Mapping[str, DataId]) -> None:
         """Read the journal, and set the data sets of the runs (`RunContext.images`), which decide what in it is done.
 
         A record counts if it is of the same images and hardware, and of the same environment or an unknown one.
         """
-        self.context = dataclasses.replace(self.context, images=images, journal=journal.identity(self.path))
         records = journal.read(journal.paths(self.results))
         records = [record for record in records if record.infrastructure == self.context.infrastructure]
+        ended = (record for record in records if record.outcome in SETTLED)
+        settled = collections.Counter((record.run.id, record.data_id) for record in ended)
+        identity = journal.identity(self.path)
+        self.context = dataclasses.replace(self.context, images=images, journal=identity, settled=settled)
         self._recorded = {record.run.id for record in records}
         self.estimator = schedule.RuntimeEstimator(self.context, records)
         environments = (None, self.context.environment)
@@ -165,6 +175,8 @@ class Sweep:
         if key in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return self.failed[key]
+        if self._versions_of(run.framework) != self._versions[run.framework]:  # this process has the old ones
+            raise UserError("code or packages changed during this command; start it again")
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
         self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
@@ -179,6 +191,7 @@ class Sweep:
                 f"results: cannot write the record of {run.id} to {self.path} ({error.strerror}); free disk space and "
                 "start the same command again: the run continues from its last checkpoint"
             ) from error
+        self.context.settled[run.id, record.data_id] += record.outcome in SETTLED
         # First, since a message can fail: a repeat must not continue from the checkpoint of the one before.
         if record.outcome in SETTLED and not (run.pause_after and record.outcome == COMPLETED):
             launcher.forget(run)
@@ -187,7 +200,8 @@ class Sweep:
             raise KeyboardInterrupt
         self.estimator.learn(record)
         self._done.add(record)
-        if record.outcome == FAILED:
+        fitted_before = record.outcome == OUT_OF_MEMORY and self._done.outcome(run) == COMPLETED
+        if record.outcome == FAILED or fitted_before:
             self.failed[key] = OUT_OF_MEMORY if record.reason.startswith(OUT_OF_MEMORY) else FAILED
         return self.failed.get(key, record.outcome)
 
@@ -202,8 +216,8 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     """Do the plan in order, as far as its runs fit before the bound; return the ids of the runs that failed.
 
     `request` is written to the folder of results with `runs_left`, at the start and at the end; `price` is in dollars
-    per hour. Raises UserError if the data cannot be read, or the journal not be written; KeyboardInterrupt once a run
-    that its user interrupted is in it.
+    per hour. Raises UserError if the data cannot be read, the journal not be written, or the code has changed;
+    KeyboardInterrupt once a run that its user interrupted is in it.
     """
     images = _images(sweep)
     # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.
