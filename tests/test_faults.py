@@ -233,3 +233,19 @@ def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -W ignore -m poc models | head -n 1"
     process = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=HOME, capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "redirection", "status"),
+    [
+        ("plan quick", ">&-", 0),
+        ("plan quick", "2>&-", 0),
+        ("plan quick", ">/dev/full", 2),
+        ("plan --help", "| true", 0),
+        ("plan quick --set epoch=1", "2>&1 | true", 2),
+    ],
+)
+def test_streams_that_are_closed_or_full_end_a_command_as_usual(command: str, redirection: str, status: int) -> None:
+    poc = f"{sys.executable} -W ignore -m poc {command} {redirection}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", poc], cwd=HOME, capture_output=True, text=True)
+    assert (done.returncode, "Exception" in done.stderr, "Traceback" in done.stderr) == (status, False, False)

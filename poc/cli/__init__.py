@@ -1,6 +1,7 @@
 """The command line: what this machine can run, what a recipe means here, run it, look at the results."""
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -16,6 +17,7 @@ from poc.cli import ab, advise, doctor, look, lr_range, options, run
 from poc.cli.options import Options
 from poc.export import TRACKERS
 from poc.host.environment import cache
+from poc.host.waiting import chosen_threads
 from poc.published import prices
 from poc.records import journal
 from poc.values import Count, Positive, UserError, allowed
@@ -28,6 +30,9 @@ _Command = Callable[..., Callable[..., Any]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0: done, 1: a run failed or is worse, 2: a user's mistake, 3, 4: gate, 130: interrupt."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # some locales have no dashes and arrows
         sys.stdout.reconfigure(errors="backslashreplace")
     # Without this variable matplotlib needs a home folder that it can write to.
@@ -39,22 +44,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             journal.check_folder(chosen.results)
             for line in journal.misplaced(chosen.results):
                 print(line, file=sys.stderr)
+        chosen_threads()  # its variable may be a mistake
         status = int(chosen.function(chosen) or 0)
         sys.stdout.flush()
         return status
     except UserError as error:
-        print(f"poc: {error}", file=sys.stderr)
+        _say(str(error))
         return 2
     except BrokenPipeError:  # e.g. plan | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it when it exits
         # A training did not do all of its runs; a comparison has no verdict.
         return status or int(chosen.function in (run.run, advise.advise, lr_range.lr_range, ab.ab, look.compare))
     except OSError as error:
-        print(f"poc: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        _say(f"{error.filename or 'output'}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt:
-        print("poc: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # Python would report it when it exits, with an exit code of its own
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(f"poc: {message}", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):

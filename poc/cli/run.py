@@ -15,7 +15,6 @@ from poc.cli.options import HOME, Options
 from poc.host import hardware
 from poc.host.environment import POC, cache
 from poc.host.hardware import Hardware
-from poc.host.waiting import chosen_threads
 from poc.published import prices
 from poc.published.prices import Prices
 from poc.records import journal, last_run
@@ -49,7 +48,6 @@ def run(options: Options) -> int:
     # What is used only at the end is read now, too: it may have mistakes.
     published.load(options.study)
     journal.read_with([], options.others)
-    chosen_threads()
     failed, known_prices = (_run_on_cluster if options.cluster else _run_here)(options, began)
     write_report(options, known_prices)
     folder = "" if options.results == HOME / "results" else f" --results {shlex.quote(str(options.results))}"
