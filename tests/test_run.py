@@ -26,7 +26,7 @@ from poc.run.launcher import _occupied, own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
 from poc.run.progress import label, result, varied
 from poc.run.worker import evaluation_batch
-from poc.values import from_plain
+from poc.values import UserError, from_plain
 from tests import fake_gpus, test_own_data
 from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, executed, place_in, recipe_file, record_of, run_of
 from tests.conftest import needs_torch
@@ -89,6 +89,11 @@ def test_a_resumed_run_keeps_the_checkpoint_that_it_continued_from_and_no_later_
         assert execute(dataclasses.replace(run, pause_after=epochs), place_in(tmp_path))[0].outcome == COMPLETED
         assert {path.name for path in folder.iterdir()} == kept
         (folder / "worker0-30.npz").write_bytes(b"which another worker lacks")
+
+
+def test_a_run_does_not_share_its_checkpoints_with_another_command(tmp_path: Path) -> None:
+    with checkpoint.claimed(tmp_path / "checkpoints" / run_of().id), pytest.raises(UserError, match="another process"):
+        execute(run_of(), place_in(tmp_path))
 
 
 @slow
