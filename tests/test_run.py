@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from poc.run.launcher import _occupied, own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
 from poc.run.progress import label, result, varied
 from poc.run.worker import evaluation_batch
-from poc.values import from_plain
+from poc.values import UserError, from_plain
 from tests import fake_gpus, test_own_data
 from tests.builders import GLUON, MACHINE, TWO_WORKERS, course, executed, place_in, recipe_file, record_of, run_of
 from tests.conftest import needs_torch
@@ -89,6 +90,11 @@ def test_a_resumed_run_keeps_the_checkpoint_that_it_continued_from_and_no_later_
         assert execute(dataclasses.replace(run, pause_after=epochs), place_in(tmp_path))[0].outcome == COMPLETED
         assert {path.name for path in folder.iterdir()} == kept
         (folder / "worker0-30.npz").write_bytes(b"which another worker lacks")
+
+
+def test_a_run_does_not_share_its_checkpoints_with_another_command(tmp_path: Path) -> None:
+    with checkpoint.claimed(tmp_path / "checkpoints" / run_of().id), pytest.raises(UserError, match="another process"):
+        execute(run_of(), place_in(tmp_path))
 
 
 @slow
@@ -411,6 +417,7 @@ def test_a_recorded_run_is_not_repeated_for_a_trace_and_traces_are_not_published
     assert "--trace" in run_here(recipe, tmp_path, "--trace", "2")
     folder = tmp_path / "results" / "here" / journal.TRACES
     assert (folder.exists(), len(records(tmp_path))) == (False, 1)
+    time.sleep(1)  # starts are recorded in whole seconds, and a run here may take less than one
     # The repeated run tries to make a trace, and this framework has no profiler for one.
     run_here(recipe, tmp_path, "--trace", "2", "--again")
     assert "NotImplementedError" in capfd.readouterr().err

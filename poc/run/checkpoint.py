@@ -6,15 +6,17 @@ lost, another may be one checkpoint further.
 """
 
 import contextlib
+import fcntl
 import io
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from poc.values import value, write_atomically
+from poc.values import UserError, value, write_atomically
 
 _STORY = "story.json"
 
@@ -26,6 +28,24 @@ class Checkpoint:
     step: int
     arrays: dict[str, np.ndarray]  # what the framework needs: parameters, optimizer's state, batch statistics
     story: dict[str, Any]  # the worker's events and clock so far, its attempt and conditions, as plain values
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Claim the checkpoints in `folder` for one attempt of a run; raises UserError if another command has them.
+
+    A copy of a folder of results has the same checkpoints, and the disk of the journal's lock may have no locks.
+    """
+    with contextlib.ExitStack() as descriptors:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptors.callback(os.close, descriptor := os.open(folder, os.O_RDONLY))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"checkpoints: another process is using {folder}; wait, or use another --results") from None
+        except OSError:  # nothing can be written there, or the file system has no locks
+            pass
+        yield
 
 
 def write(folder: Path, worker: int, checkpoint: Checkpoint, previous: int) -> None:

@@ -270,7 +270,8 @@ class LocalLauncher:
         return core_use(self._before)
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
-        with self._services:
+        # On a cluster the nodes of a run may share the folder.
+        with checkpoint.claimed(self._context.checkpoints_of(run)), self._services:
             result = self.train(request, 0, self.open(run))
         # All attempts and the helpers count.
         result = dataclasses.replace(result, core_use=self.close())
