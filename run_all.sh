@@ -32,7 +32,7 @@ How long
   --hours H         stop after H hours
   --dollars D       stop when D dollars are spent at the machine's price
   --patience SECONDS   end a run that completes no step for this long (default: 300)
-  --checkpoints DIR keep checkpoints in DIR (default: the cache); each run's last one stays until its next repeat
+  --checkpoints DIR keep checkpoints in DIR (default: the cache); that of a run's last step stays until its next repeat
 
 Results
   --results DIR     where the journal, the figures and results.md go (default: results/, with results.md beside it)

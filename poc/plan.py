@@ -292,8 +292,16 @@ def estimate(run: Run, hardware: Hardware, pace: float = 1.0) -> float:
 
     `pace` is the measured over the estimated time of such trainings.
     """
-    seconds = pace * training_seconds(run, hardware)
-    return START_SECONDS[run.kind] + (seconds if run.seconds is None else min(seconds, run.seconds))
+    return START_SECONDS[run.kind] + seconds_at_most(run, pace * training_seconds(run, hardware))
+
+
+def seconds_at_most(run: Run, seconds: float) -> float:
+    """Return how long a run trains whose steps and evaluations take so many `seconds` if its time is not limited.
+
+    However short its time is, it has a window of warm-up and one that is timed.
+    """
+    shortest = seconds * min(1.0, 2 * run.window / run.last_step)
+    return seconds if run.seconds is None else min(seconds, max(shortest, run.seconds))
 
 
 def training_seconds(run: Run, hardware: Hardware) -> float:

@@ -15,6 +15,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
 from poc import Synthetic, data, frameworks, synthetic
@@ -136,7 +138,7 @@ def test_a_run_that_cannot_write_checkpoints_completes(tmp_path: Path) -> None:
         ("crash", TWO_WORKERS, COMPLETED),
         ("peak", {}, COMPLETED),
         ("interrupt", TWO_WORKERS, COMPLETED),
-        ("apart", {"devices": 2, "detail": 3}, COMPLETED),
+        *(("apart", fields, COMPLETED) for fields in ({"devices": 2, "detail": 3}, {**TWO_WORKERS, "detail": 3})),
         *(("sum", fields, FAILED) for fields in ({"devices": 2}, {**TWO_WORKERS, "detail": 3})),
         ("12", {**TWO_WORKERS, "restarts": 2}, OUT_OF_MEMORY),
     ],
@@ -158,6 +160,15 @@ def test_a_fault_after_the_training_does_not_lose_it_and_final_ones_are_not_retr
         assert (record.peak_flops is None) == (fault in ("peak", "interrupt"))
         if fault != "apart":
             assert record.memory.device_peak_bytes == 1_000_000  # of the training
+
+
+@slow
+def test_the_peak_memory_is_that_of_the_worker_and_not_of_its_parent(tmp_path: Path) -> None:
+    ballast = np.ones(25_000_000)
+    peak = executed(tmp_path).memory.host_peak_bytes
+    assert peak is not None
+    assert 5e7 < peak < psutil.Process().memory_info().rss
+    del ballast
 
 
 IMAGES = dataclasses.replace(test_own_data.RECORDS, crop=32, resize=40)

@@ -60,8 +60,15 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     # The start is no slower, nor a burst that ends by the clock longer.
     item = Planned(run=run, seconds=start + 400.0 / measured)
     assert estimator.seconds(item) == pytest.approx(start + 2000.0)
-    burst = dataclasses.replace(run, seconds=15.0)
+    burst = dataclasses.replace(run, seconds=15.0, window=1)
     assert estimator.seconds(Planned(run=burst, seconds=start + 15.0)) == start + 15.0
+    # However short its time is, it has two windows.
+    two_windows = dataclasses.replace(run, seconds=0.1, window=run.steps // 4)
+    unevaluated = estimator.factor(run) * training_seconds(run, context.machine)
+    assert estimator.seconds(Planned(run=two_windows, seconds=start)) == pytest.approx(start + unevaluated / 2)
+    # The steps of the breakdown and of the trace come after it.
+    detailed = RuntimeEstimator(dataclasses.replace(context, trace_steps=run.steps // 2), records, run.steps // 2)
+    assert detailed.seconds(item) == pytest.approx(start + 2000.0 + run.epochs * 20.0)
     assert not estimator.fits(item)
     # A run that was begun counts from its checkpoint on, and continues though it does not fit.
     folder, conditions = context.checkpoints_of(run), context.conditions_of(run)

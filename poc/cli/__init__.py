@@ -173,7 +173,7 @@ def _add_run_commands(command: _Command) -> None:
     add("--detail", help="after each run, measure the step-time breakdown: computation, synchronisation", **_FLAG)
     steps = _number(Annotated[Count, Le(1000)])
     add("--trace", type=steps, metavar="N", help="after each run, trace N steps, for https://ui.perfetto.dev")
-    about_checkpoints = "keep checkpoints in DIR; each run's last one stays until its next repeat"
+    about_checkpoints = "keep checkpoints in DIR; that of a run's last step stays until its next repeat"
     add("--checkpoints", type=_path, metavar="DIR", help=about_checkpoints)
     add("--patience", type=_positive, default=300.0, metavar="S", help="end a run that completes no step for S seconds")
     add("--cluster", metavar="ADDRESS", help="run on all machines of a Ray cluster: address, auto or local")

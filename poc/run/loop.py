@@ -34,7 +34,7 @@ class Loop:
     worker: int = 0
     first_step: int = 0
     save_every: float = math.inf  # steps after which to do so within an epoch, if workers cannot agree on a time
-    trained: float = 0.0  # seconds of all windows so far, without the first one after each start
+    trained: float = 0.0  # seconds of all windows so far that began after `WARMUP_STEPS`, counted from each start
     scored: tuple[int, int] = (0, 0)  # images that this worker classified correctly in the last evaluation, of how many
     warmup_steps: int = 0  # steps of the first window on GPUs, at least
     most_queued: float = math.inf  # seconds of steps enqueued without a wait; a longer queue would look like a hang
@@ -144,7 +144,7 @@ class Loop:
         seconds = end - start
         if enqueued:  # without the steps before the last wait, of which the first one may compile
             self._step_seconds = (end - since) / enqueued
-        if start_step > self.first_step:  # the first one may compile, or search for algorithms
+        if start_step - self.first_step >= WARMUP_STEPS:  # else the time could be up before a window is timed
             self.trained += seconds
         window = Window(
             epoch=epoch, start=start, steps=count, samples=samples, seconds=seconds, waited=waited, loss=_finite(loss)

@@ -11,7 +11,7 @@ from poc import search
 from poc.config import Synthetic
 from poc.config.datasets import DataId
 from poc.config.run import Run
-from poc.plan import START_SECONDS, Planned, training_seconds
+from poc.plan import START_SECONDS, Planned, seconds_at_most, training_seconds
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record, last_result
 from poc.records.timing import throughput
 from poc.run import checkpoint
@@ -119,8 +119,10 @@ class DoneRepeats:
 class RuntimeEstimator:
     """Estimate how long runs take on this machine: the plan's estimates, corrected by what earlier runs took."""
 
-    def __init__(self, context: RunContext, records: Iterable[Record]) -> None:
+    def __init__(self, context: RunContext, records: Iterable[Record], profiled_steps: int = 0) -> None:
+        """Learn from `records`; `profiled_steps` follow each run (--detail), and those of its trace."""
         self._context = context
+        self._steps_after = profiled_steps + context.trace_steps
         self.begins_longer = False  # whether also runs fit that only a later command can end
         self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])  # measured, estimated
         for record in records:
@@ -147,8 +149,10 @@ class RuntimeEstimator:
         run, start = planned.run, START_SECONDS[planned.run.kind]
         training = self.factor(run) * (planned.seconds - start)
         if run.seconds is not None:
-            training = min(self.factor(run) * training_seconds(run, self._context.machine), run.seconds)
-        return start + training * (1 - self._begun(run))
+            training = seconds_at_most(run, self.factor(run) * training_seconds(run, self._context.machine))
+        unevaluated = dataclasses.replace(run, evaluate=False)
+        step = self.factor(run) * training_seconds(unevaluated, self._context.machine) / run.last_step
+        return start + training * (1 - self._begun(run)) + self._steps_after * step
 
     def fits(self, planned: Planned) -> bool:
         """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then.
@@ -157,7 +161,8 @@ class RuntimeEstimator:
         """
         time_left = self._context.until - time.monotonic()
         continues = not planned.run.search and self._begun(planned.run)
-        needed = CHECKPOINT_SECONDS if self.begins_longer else 0 if continues else math.inf
+        first_checkpoint = CHECKPOINT_SECONDS + START_SECONDS[planned.run.kind]
+        needed = first_checkpoint if self.begins_longer else 0 if continues else math.inf
         return time_left > min(needed, self.seconds(planned))
 
     def _begun(self, run: Run) -> float:

@@ -19,7 +19,7 @@ from poc.plan import Planned, estimate
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
-from poc.run import schedule, workload
+from poc.run import schedule, step_profile, workload
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
 from poc.run.parent import execute, new_record
 from poc.run.progress import duration, label, result, varied
@@ -46,8 +46,9 @@ class Sweep:
         self.failed: dict[tuple[str, str], str] = {}
         to_run = [planned for planned in self.plan if not planned.skip]
         searched = [candidates for planned in to_run for candidates in planned.searched]
-        self._details = varied(itertools.chain([planned.run for planned in to_run], *searched))
-        self._versions = {name: self._versions_of(name) for name in {planned.run.framework for planned in to_run}}
+        runs = [*itertools.chain([planned.run for planned in to_run], *searched)]
+        self._details = varied(runs)
+        self._versions = {name: self._versions_of(name) for name in {run.framework for run in runs}}
         self.use(self.context.images)
 
     def _versions_of(self, framework: str) -> dict[str, str]:
@@ -67,7 +68,7 @@ class Sweep:
         identity = journal.identity(self.path)
         self.context = dataclasses.replace(self.context, images=images, journal=identity, settled=settled)
         self._recorded = {record.run.id for record in records}
-        self.estimator = schedule.RuntimeEstimator(self.context, records)
+        self.estimator = schedule.RuntimeEstimator(self.context, records, step_profile.steps_of(self.detail))
         environments = (None, self.context.environment)
         same = [record for record in records if record.environment in environments and record.started >= self.since]
         this_hardware = _hardware(self.context.machine)
@@ -175,7 +176,8 @@ class Sweep:
         if key in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return self.failed[key]
-        if self._versions_of(run.framework) != self._versions[run.framework]:  # this process has the old ones
+        versions = self._versions_of(run.framework)
+        if versions != self._versions.setdefault(run.framework, versions):  # this process has the old ones
             raise UserError("code or packages changed during this command; start it again")
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
@@ -196,10 +198,10 @@ class Sweep:
         if record.outcome in SETTLED and not (run.pause_after and record.outcome == COMPLETED):
             launcher.forget(run)
         self.say(result(record, name))
-        if interrupted:
-            raise KeyboardInterrupt
         self.estimator.learn(record)
         self._done.add(record)
+        if interrupted:
+            raise KeyboardInterrupt
         fitted_before = record.outcome == OUT_OF_MEMORY and self._done.outcome(run) == COMPLETED
         if record.outcome == FAILED or fitted_before:
             self.failed[key] = OUT_OF_MEMORY if record.reason.startswith(OUT_OF_MEMORY) else FAILED

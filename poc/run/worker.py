@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import os
-import resource
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -97,7 +97,9 @@ class Worker:
 
     def _end(self, outcome: str, reason: str) -> dict[str, Any]:
         """Return the fields of the final event: outcome, reason, seconds per part, wall time, peak memory."""
-        memory = {"host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        # Not `ru_maxrss`, which starts with that of the parent.
+        peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        memory = {"host_peak_bytes": int(peak[1]) * 1024 if peak else None}
         used = {"parts": self._clock.parts, "wall": self._clock.elapsed(), "memory": memory}
         return {"outcome": outcome, "reason": reason, **used}
 
@@ -147,15 +149,16 @@ class Worker:
             end["sync_stats"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             end["memory"]["device_reserved_bytes"] = session.reserved_device_bytes()
+            self._emit("end", end)  # what follows may fail, and end this process
             if end["outcome"] == COMPLETED and not run.pause_after:
                 try:
                     with contextlib.suppress(Exception):  # memory may not be enough for it; what was trained stands
                         end["peak_flops"] = session.peak_flops()
                     if rounds:
                         end["detail"] = self._profile(batches, rounds)
-                except KeyboardInterrupt:  # what was trained stands
+                except KeyboardInterrupt:
                     self._is_interrupted = True
-            self._emit("end", end)
+                self._emit("end", end)
             if end["outcome"] == COMPLETED and self._request["trace_steps"] and not self._is_interrupted:
                 self._trace(itertools.islice(batches, self._request["trace_steps"]))
         return end
@@ -174,13 +177,14 @@ class Worker:
             print(f"  no trace: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
 
     def _profile(self, batches: Iterator[data.Batch], rounds: int) -> Breakdown | None:
+        """Measure the step-time breakdown; None if it fails, since what was trained stands."""
         try:
             return step_profile.measure(self._session, batches, self.run, rounds)
+        except WrongSumError:
+            raise
         except Exception as error:
-            # Other workers would wait for this one.
-            if self.run.workers > 1 or isinstance(error, WrongSumError):
-                raise
-            print(f"  no step-time breakdown: {error}", file=sys.stderr)
+            print(f"  no step-time breakdown: {one_line(error)}", file=sys.stderr)
+            self._is_interrupted = self.run.workers > 1  # the others may wait for this one, and not come to leave
             return None
 
     def _load(self) -> data.Dataset:

@@ -23,5 +23,5 @@ recipe = Recipe(
     window=3,
     evaluate=False,
     repeats=3,
-    quick=dict(kind="cpu", batch_per_device=[16, 16384], seconds=2, cases=[{}]),
+    quick=dict(batch_per_device=[16, 16384], seconds=2, cases=[dict(kind="cpu"), dict(kind="gpu")]),
 )

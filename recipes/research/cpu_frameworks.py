@@ -1,6 +1,6 @@
 """MXNet and PyTorch on a CPU: ResNet-50 at 128 on one core, on all cores, and with two workers of one core each.
 
-On two cores also in bfloat16, where the CPU has it. Five repeats of more than a minute each; the two frameworks run one
+On all cores also in bfloat16, where the CPU has it. Five repeats of more than a minute each; the two frameworks run one
 right after the other, every second time in reverse order. With two workers MXNet sums gradients on a parameter server,
 PyTorch over Gloo.
 PyTorch is an extra on CPUs: ./make_environment.sh --torch

@@ -27,8 +27,11 @@ recipe = Recipe(
         dict(**INCEPTION, kind="cpu", batch_per_device=4, steps=14, window=1),
     ],
     quick=dict(
-        cases=[dict(kind="cpu", devices=[1, 2], cores_per_worker=1, batch_per_device=8)],
-        steps=4,
+        cases=[
+            dict(kind="cpu", devices=[1, 2], cores_per_worker=1, batch_per_device=8),
+            dict(devices=[1, 2], batch_per_device=8),
+        ],
+        steps=7,
         window=1,
     ),
 )

@@ -24,7 +24,10 @@ recipe = Recipe(
         dict(devices=[2, 4, 8], workers="per-device", kvstore=["horovod", "dist_device_sync", "none"]),
     ],
     quick=dict(
-        cases=[dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, kvstore=["none", "horovod"])],
+        cases=[
+            dict(kind="cpu", cores_per_worker=1, devices=2, workers=2, kvstore=["none", "horovod"]),
+            dict(devices=2, workers="per-device", kvstore=["none", "horovod"]),
+        ],
         batch_per_device=32,
         lr=0.05,  # as in kvstores: a run of both recipes is done once
         steps=8,

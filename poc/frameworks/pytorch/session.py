@@ -389,9 +389,11 @@ class TorchSession(Session):
             arrays["loss_scale"] = np.array([float(self._loss_scale.scale), float(self._loss_scale.finite_steps)])
         return arrays
 
-    def _tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the parameters and all buffers of the model, also those that `state_dict` leaves out, by name."""
-        return itertools.chain(self._net.named_parameters(), self._net.named_buffers())
+        for path, module in self._net.named_modules():
+            yield from module.named_parameters(path, recurse=False)
+            yield from module.named_buffers(path, recurse=False)
 
     @torch.no_grad()
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
