@@ -30,7 +30,7 @@ def names_in(*paths: Path) -> list[str]:
 
 def test_each_machine_has_a_folder_with_a_name_like_its_own(tmp_path: Path) -> None:
     names = ["EPYC-2", "p2.8xlarge", "CPU: AMD EPYC, 2 cores", "CPU-AMD-EPYC-2-cores", "CPU: AMD EPYC: 2 cores"]
-    names += ["", ".", "..", "../up", "a/b", "a b", "rows.csv", "journal.jsonl", "名", "\udcff", "x" * 300, "x" * 301]
+    names += ["", ".", "..", "../up", "a/b", "a b", "rows.csv", "figures", "名", "\udcff", "x" * 300, "x" * 301]
     folders = [journal.folder(tmp_path, name) for name in names]
     assert [folder.name for folder in folders[:2]] == names[:2]
     assert folders[2].name.startswith("CPU-AMD-EPYC-2-cores~")
@@ -39,6 +39,7 @@ def test_each_machine_has_a_folder_with_a_name_like_its_own(tmp_path: Path) -> N
     for name, folder in zip(names, folders):
         journal.append(folder / journal.FILE, record_of(run_id=repr(name)))
     (tmp_path / "figures").mkdir()
+    (tmp_path / "rows.csv").touch()
     assert sorted(names_in(*journal.paths(tmp_path))) == sorted(map(repr, names))
 
 

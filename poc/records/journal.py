@@ -22,8 +22,8 @@ FILE = "journal.jsonl"
 MARK = "published.json"  # a file in every folder that `poc publish` made; names the files that it may replace
 TRACES = "traces"  # folder beside a journal, with traces whose names start with the ids of their runs
 
-# Names of machines that are folder names, too; not those of files in the folder of results.
-_PLAIN = re.compile(r"(?!.*\.(csv|html|jsonl|lock|md)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
+# Names of machines that are folder names, too; not those of other files and folders in the folder of results.
+_PLAIN = re.compile(r"(?!(ab|figures)$)(?!.*\.(csv|html|jsonl|lock|md)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
 
 
 def folder(results: Path, infrastructure: str) -> Path:
