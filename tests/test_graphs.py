@@ -74,14 +74,16 @@ def test_replayed_steps_are_eager_ones_bit_for_bit(fields: dict[str, Any]) -> No
     replays_are_eager_steps(run_of(**fields))
 
 
-def test_each_replay_draws_the_step_s_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_each_replay_draws_the_step_s_own_dropout_and_computes_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch import nn
 
     from poc.frameworks.pytorch import session
     from poc.frameworks.pytorch.networks import registered
 
     def with_dropout(*arguments: Any, **options: Any) -> nn.Module:
-        return nn.Sequential(nn.Dropout(0.2), registered(*arguments, **options))
+        normalised = nn.utils.weight_norm(nn.Conv2d(3, 3, 1))  # keeps its weight in a plain attribute
+        return nn.Sequential(nn.Dropout(0.2), normalised, registered(*arguments, **options))
 
     monkeypatch.setattr(session, "registered", with_dropout)
     replays_are_eager_steps(run_of())

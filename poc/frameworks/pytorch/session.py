@@ -185,7 +185,9 @@ class TorchSession(Session):
         attributes: dict[str, Any] = dict(self._tensors())
         for path, module in self._net.named_modules():
             attributes.update((f"{path}.{name}", each) for name, each in vars(module).items())
-        addresses = {name: each.data_ptr() for name, each in attributes.items() if isinstance(each, torch.Tensor)}
+        # A tensor with a gradient is made anew in each step: old weight normalisations keep one.
+        tensors = {name: each for name, each in attributes.items() if isinstance(each, torch.Tensor)}
+        addresses = {name: each.data_ptr() for name, each in tensors.items() if each.grad_fn is None}
         return {**addresses, **{name: each for name, each in attributes.items() if isinstance(each, (int, float))}}
 
     def _generators(self) -> bytes:
