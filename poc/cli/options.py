@@ -38,10 +38,10 @@ class Options(argparse.Namespace):
 
     def prices(self, name: str) -> Prices:
         """Return the known prices, with the one that the user gave for this machine."""
-        known_prices = prices.load({} if self.price is None else {name: self.price})
-        if not self.machine and (price := known_prices.get(text(hardware.PRODUCT_NAME))):
-            known_prices.setdefault(name, price)
-        return known_prices
+        known = prices.load({} if self.price is None else {name: self.price})
+        if not self.machine and (listed := known.get(text(hardware.PRODUCT_NAME))):
+            known.setdefault(name, listed)
+        return known
 
     def known_price(self, machine: Hardware) -> Price | None:
         name = self.machine_name(machine)
