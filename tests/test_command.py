@@ -323,18 +323,6 @@ def test_an_instance_type_with_a_price_is_the_name_of_the_machine(home: Path, pr
     assert (f"{price.dollars_per_hour:.2f}" if price else "--price") in doctor
 
 
-def test_a_machine_keeps_the_name_of_its_results_when_the_price_of_its_type_becomes_known(
-    home: Path, printed: Any
-) -> None:
-    (home.parent / "product_name").write_text("p4d.24xlarge\n")
-    price, described = prices.load({})["p4d.24xlarge"].dollars_per_hour, hardware.detect().describe()
-    for name in (described, "p4d.24xlarge"):
-        add(home / "results", record_of(infrastructure=name))
-        plan = printed("plan", "--json")
-        assert (plan["machine"], plan["price_per_hour"]) == (name, price)
-        assert printed("doctor", "--json")["machine"] == [name]
-
-
 def test_cpu_runs_on_a_machine_with_gpus_are_skipped_unless_they_are_named(
     home: Path, printed: Any, simulate: Any
 ) -> None:

@@ -28,20 +28,12 @@ class Options(argparse.Namespace):
 
     def machine_name(self, machine: Hardware) -> str:
         """Return what results call this machine: --machine, its type of cloud instance, or its hardware."""
-        instance_type, described = text(hardware.PRODUCT_NAME), machine.describe()
-        if self.machine or instance_type not in prices.load({}):
-            return self.machine or described
-        # Results of a time when the price of its type was not known have the other name.
-        results = vars(self).get("results", HOME / "results")
-        by_type, by_hardware = (journal.folder(results, name).exists() for name in (instance_type, described))
-        return described if by_hardware and not by_type else instance_type
+        name = text(hardware.PRODUCT_NAME)
+        return self.machine or (name if name in prices.load({}) else machine.describe())
 
     def prices(self, name: str) -> Prices:
         """Return the known prices, with the one that the user gave for this machine."""
-        known = prices.load({} if self.price is None else {name: self.price})
-        if not self.machine and (listed := known.get(text(hardware.PRODUCT_NAME))):
-            known.setdefault(name, listed)
-        return known
+        return prices.load({} if self.price is None else {name: self.price})
 
     def known_price(self, machine: Hardware) -> Price | None:
         name = self.machine_name(machine)
