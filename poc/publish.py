@@ -105,10 +105,8 @@ def publish(
     chosen = [_scrubbed(record, scrub) for record in records if record.infrastructure == name]
     date = max(record.started for record in chosen)[:10]
     target = output / f"{journal.folder(output, name).name}_{date}"
-    if target.exists() and not _was_made_of(chosen, target):
-        raise UserError(
-            f"publish: {target} has files or runs that are not of these results; move it, or give another --output"
-        )
+    if target.exists() and (foreign := _foreign(chosen, target)):
+        raise UserError(f"publish: {target} has {foreign}; move it, or give another --output")
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=f".{target.name}.") as scratch:
         unfinished = Path(scratch) / target.name
@@ -137,12 +135,14 @@ def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def _was_made_of(records: Sequence[Record], folder: Path) -> bool:
-    """Return whether `publish` wrote all files in `folder`, and all records in it are among `records`."""
+def _foreign(records: Sequence[Record], folder: Path) -> str:
+    """Say what in `folder` was not written by `publish`, or is of no run in `records`; empty if all may be replaced."""
     try:
         written = {*json.loads((folder / journal.MARK).read_text())["files"]}
-    except (OSError, LookupError, TypeError, ValueError):  # there is none, or it is of an earlier version
-        return False
+    except (OSError, LookupError, TypeError, ValueError):
+        return f"no {journal.MARK} of this version of poc, which would name the files that may be replaced"
+    if added := sorted({*_files(folder)} - written):
+        return f"a file that was added: {added[0]}"
     started = {(record.run.id, record.started) for record in records}
     published = {(record.run.id, record.started) for record in journal.read(journal.paths(folder))}
-    return written.issuperset(_files(folder)) and published <= started
+    return "" if published <= started else "runs that are not of these results"

@@ -152,6 +152,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("plan images.py mine.py --set model=nt.py:net", "images.py: model: there is no file 'nt.py'"),
         ("plan ended.py", "(ended.py, line 3)"),
         ("plan minee.py", "did you mean 'mine.py'?"),
+        ("plan scripts/minee.py", "did you mean 'scripts/mine.py'?"),
         ("plan quick --price -1", "--price"),
         ("run quick --checkpoints /dev/null/x", "--checkpoints"),
         ("report --target 0", "--target"),
@@ -192,6 +193,8 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(
     recipe_file(folder / "images.py", data=CIFAR10(crop=32))
     (folder / "empty").mkdir()
     (folder / "quick.txt").write_text("no recipe")
+    (folder / "scripts").mkdir()
+    (folder / "scripts/mine.py").touch()
     (folder / "ended.py").write_text("import asyncio\n\nraise asyncio.CancelledError\n")
     (folder / "mine.csv").write_text("model,samples_per_second\nvgg16,fast\n")
     for seed, name in enumerate(("there", "other")):  # without a common run

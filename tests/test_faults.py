@@ -238,14 +238,20 @@ def test_a_closed_pipe_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("command", "redirection", "status"),
     [
-        ("plan quick", ">&-", 0),
-        ("plan quick", "2>&-", 0),
+        ("run mine.py", ">&-", 0),
+        ("run mine.py", "2>&-", 0),
         ("plan quick", ">/dev/full", 2),
         ("plan --help", "| true", 0),
         ("plan quick --set epoch=1", "2>&1 | true", 2),
     ],
 )
-def test_streams_that_are_closed_or_full_end_a_command_as_usual(command: str, redirection: str, status: int) -> None:
+def test_streams_that_are_closed_or_full_end_a_command_as_usual(
+    command: str, redirection: str, status: int, tmp_path: Path
+) -> None:
+    recipe_file(tmp_path / "mine.py", epochs=1)
     poc = f"{sys.executable} -W ignore -m poc {command} {redirection}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", poc], cwd=HOME, capture_output=True, text=True)
-    assert (done.returncode, "Exception" in done.stderr, "Traceback" in done.stderr) == (status, False, False)
+    variables = {**os.environ, "PYTHONPATH": str(HOME), "POC_CACHE": str(tmp_path / "cache")}
+    poc = poc.replace("mine.py", "mine.py --results results")
+    done = subprocess.run(["bash", "-c", poc], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert (done.returncode, "rror: " in done.stderr, "Traceback" in done.stderr) == (status, False, False)
+    assert {record.outcome for record in records(tmp_path)} <= {COMPLETED}

@@ -250,6 +250,7 @@ def test_results_of_newer_code_are_refused_after_the_first_repeat(tmp_path: Path
         ("fats slow mine.py", "did you mean 'fast'?"),
         ("fast slow mini.py", "'mini.py'"),
         ("fast slow mine.py --set epoch=3", "did you mean 'epochs'?"),
+        ("fast slow mine.py --set repeats=3", "--repeats"),
         ("fast fast mine.py --set kind=gpu", "none"),  # a commit may be compared with itself
         ("fast slow mine.py --set steps=1000000000", "hour"),
         ("fast slow mine.py --set batch_per_device=largest", "largest"),

@@ -116,10 +116,10 @@ def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     for _ in range(2):
         publish(tmp_path / "results", tmp_path, write_pages)
         assert len(journal.read(journal.paths(target))) == 1
-    for file in (".git/config", "NOTES.md"):
+    for file in ("NOTES.md", ".git/config"):
         (target / file).parent.mkdir(exist_ok=True)
         (target / file).write_text("precious")
-        with pytest.raises(UserError, match=re.escape(str(target))):
+        with pytest.raises(UserError, match=re.escape(file.split("/")[0])):
             publish(tmp_path / "results", tmp_path, write_pages)
         assert (target / file).read_text() == "precious"
         (target / file).unlink()

@@ -25,14 +25,17 @@ from poc.values import Count, Positive, UserError, allowed
 _QUESTION = "How fast does data-parallel training go on this machine, how does it scale, and how does that compare?"
 _FLAG: Any = {"action": "store_true"}
 _LIST: Any = {"action": "append", "default": []}
+_TRAINING = (run.run, advise.advise, lr_range.lr_range, ab.ab)
 _Command = Callable[..., Callable[..., Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0: done, 1: a run failed or is worse, 2: a user's mistake, 3, 4: gate, 130: interrupt."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:  # it was closed; workers have it, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # some locales have no dashes and arrows
         sys.stdout.reconfigure(errors="backslashreplace")
     # Without this variable matplotlib needs a home folder that it can write to.
@@ -44,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             journal.check_folder(chosen.results)
             for line in journal.misplaced(chosen.results):
                 print(line, file=sys.stderr)
-        chosen_threads()  # its variable may be a mistake
+        if chosen.function in _TRAINING:
+            chosen_threads()  # its variable may be a mistake
         status = int(chosen.function(chosen) or 0)
         sys.stdout.flush()
         return status
@@ -53,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # e.g. plan | head
         # A training did not do all of its runs; a comparison has no verdict.
-        return status or int(chosen.function in (run.run, advise.advise, lr_range.lr_range, ab.ab, look.compare))
+        return status or int(chosen.function in (*_TRAINING, look.compare))
     except OSError as error:
-        _say(f"{error.filename or 'output'}: {error.strerror or error}")
+        _say(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt:
         _say("interrupted")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from poc.cli import look
 from poc.cli import options as cli
 from poc.cli.options import Options
-from poc.config import LARGEST, Exponential, Search
+from poc.config import LARGEST, Exponential, Search, literals
 from poc.records import journal
 from poc.values import UserError, suggest
 
@@ -48,8 +48,9 @@ def ab(options: Options) -> int:
             raise UserError(
                 "ab: batch_per_device='largest', lr=Search(...) and range tests are not allowed; use numbers"
             )
-    settings = [setting for setting in options.settings if setting.partition("=")[0].strip() != "repeats"]
-    words = [str(path), *(f"--set={setting}" for setting in settings)]
+    if "repeats" in literals.fields(options.settings):
+        raise UserError("ab: --set repeats is not allowed; use --repeats N")
+    words = [str(path), *(f"--set={setting}" for setting in options.settings)]
     words += [f"--{name}={getattr(options, name)}" for name in ("machine", "price") if getattr(options, name)]
     images = [f"--data={options.data}"] if options.data else []
     with contextlib.ExitStack() as stack:

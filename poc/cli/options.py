@@ -101,9 +101,9 @@ def recipe_path(name: str) -> Path:
     recipes = {file.stem: file for file in _recipe_files(_RECIPE_FOLDERS)}
     stem = name.removesuffix(".py")
     if stem not in recipes:
-        files = [path.name for path in Path(name).absolute().parent.glob("*.py")]
+        files = [str(Path(name).with_name(path.name)) for path in Path(name).absolute().parent.glob("*.py")]
         wrong = "no Python file" if Path(name).exists() else "no file, nor a recipe in recipes/"
-        raise UserError(f"recipe: {name!r} is {wrong}; {suggest(Path(name).name, [*files, *recipes])}")
+        raise UserError(f"recipe: {name!r} is {wrong}; {suggest(name, [*files, *recipes])}")
     return recipes[stem]
 
 

@@ -1,6 +1,7 @@
 """Start the processes of a run so that none outlives this one, watch them for failures, and find ports for them."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from poc.host.environment import inherited_variables
 Lost = tuple[str, str]  # the name of the process to blame for a failure, and the reason
 
 _HOME = Path(__file__).resolve().parents[2]
+_PORTS = range(20_000, 30_000)
 _CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 2.0
 _END_SECONDS = 30.0
@@ -129,9 +131,18 @@ def interface(address: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a free TCP port at the address `host` of this host."""
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a free TCP port at the address `host` of this host; raises OSError if there is none.
+
+    It is below those that Linux gives to connections, one of which could take it before a worker listens there.
+    """
+    failure = OSError()
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        try:
+            socket.create_server((host, port)).close()
+            return port
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def _latest_heartbeat(files: Iterable[Path]) -> int:

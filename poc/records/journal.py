@@ -115,8 +115,9 @@ def append(path: Path, record: Record) -> None:
             while unwritten:
                 unwritten = unwritten[file.write(unwritten) :]
             os.fsync(file.fileno())
-        except OSError:
+        except OSError as error:
             file.truncate(size)
+            error.filename = str(path)
             raise
 
 

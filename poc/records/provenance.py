@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pkgutil
 import platform
 import subprocess
 from pathlib import Path
@@ -20,9 +21,12 @@ def versions() -> dict[str, str]:
 
 
 def code_hash() -> str:
-    """Return a hash of the code of this package, and of the folders that POC_FRAMEWORKS names."""
-    folders = [Path(__file__).resolve().parents[1], *map(Path, frameworks.__path__[1:])]
+    """Return a hash of the code of this package, and of the frameworks in the folders that POC_FRAMEWORKS names."""
+    found = pkgutil.iter_modules(frameworks.__path__[1:])  # other files there may be results
+    homes = [Path(module.module_finder.path, module.name) for module in found]  # type: ignore[union-attr]
+    folders = [Path(__file__).resolve().parents[1], *homes]
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _CODE]
+    files += [home.with_suffix(".py") for home in homes]
     # An editor's lock is a link to nowhere.
     return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()[:8]
 
