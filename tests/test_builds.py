@@ -90,7 +90,7 @@ def test_cards_without_a_common_build_do_not_train_together(simulate: Simulate, 
     monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02"))
     machine = simulate("mixed")
     one, two = plan("r", Recipe(model=MODEL, framework="mxnet", devices=[1, 2]), machine)
-    assert (one.skip, own_gpus(one.run, machine, 1)) == ("", [[machine.gpus[1]]])
+    assert (one.skip, own_gpus(one.run, machine, 1)) == ("", [[machine.gpus[0]]])
     assert two.skip.startswith("needs 2 GPUs, this machine has 1 that MXNet can use: ")
 
 
@@ -180,6 +180,15 @@ def test_doctor_names_shared_memory_that_is_too_small_for_several_gpus(
         monkeypatch.setattr("shutil.disk_usage", lambda path, size=size: SimpleNamespace(total=size, free=1e12))
         assert main(["doctor"]) == 0
         assert ("--shm-size" in capsys.readouterr().out) == named
+
+
+def test_doctor_says_that_different_gpus_are_as_slow_as_the_slowest(simulate: Simulate, capsys: Any) -> None:
+    machines = {"a P100 and 2 A100": ["CUDA_VISIBLE_DEVICES=1,2"], "2 V100 and a display card": [], "8 A100": []}
+    for name, settings in machines.items():
+        simulate(name)
+        assert main(["doctor"]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "slowest" in line]
+        assert [line.split()[-1] for line in lines] == settings
 
 
 def test_mxnet_is_left_out_where_it_has_no_build(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:

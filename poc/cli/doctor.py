@@ -116,6 +116,14 @@ def _warnings(machine: Hardware) -> Iterator[str]:
     if len(machine.gpus) > 1 and shared <= _DOCKER_SHARED_MEMORY:
         megabytes = shared >> 20
         yield f"shared memory: {_SHARED_MEMORY} has {megabytes} MB, several GPUs need more: docker run --shm-size 2g"
+    usable = [
+        gpu for gpu in machine.gpus if any(gpu in frameworks.usable(name, machine) for name in frameworks.FRAMEWORKS)
+    ]
+    names = dict.fromkeys(gpu.name for gpu in usable)
+    if len(names) > 1:
+        equal = nvml.cuda_setting([gpu.index for gpu in usable if gpu.name == usable[0].name])
+        slowest = "different GPUs together are as slow as the slowest"
+        yield f"{', '.join(names)}: {slowest}; for equal ones: export CUDA_VISIBLE_DEVICES={equal}"
     idle, busy = list[int](), list[int]()
     for gpu in machine.gpus:
         rates, memory = (nvml.query(f"nvmlDeviceGet{name}", gpu.index) for name in ("UtilizationRates", "MemoryInfo"))

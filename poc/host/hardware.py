@@ -67,10 +67,12 @@ def one_host(name: str) -> str:
 def detect() -> Hardware:
     """Detect this machine's hardware; raises UserError if a GPU does not answer its driver.
 
-    GPUs that are divided (MIG) are left out.
+    GPUs that are divided (MIG) are left out. The fastest are first, as in CUDA, unless CUDA_VISIBLE_DEVICES is set.
     """
     try:
         gpus = tuple(_gpu(index) for index in nvml.visible_gpus() if not nvml.is_divided(index))
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:
+            gpus = tuple(sorted(gpus, key=lambda gpu: -gpu.flops))
         driver = str(nvml.query("nvmlSystemGetDriverVersion") or "")
     except nvml.NoAnswerError:
         gpus, driver = (), ""
