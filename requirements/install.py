@@ -93,6 +93,9 @@ class Installer:
             stop(f"{self._version} lacks venv: install it (apt-get install {package}-venv), or set PYTHON")
         if environment.is_symlink() or (environment.exists() and not mark.exists()):
             stop(f"{environment} was not made by make_environment.sh, so it is not replaced: move it away.")
+        if environment.exists() and not os.access(environment, os.W_OK):
+            owner = output_of("stat", "-c", "%U", environment)
+            stop(f"{environment} belongs to {owner}: start as this user, or use a checkout of your own.")
         say(f"Setting up {environment} with {self._version} (only once, takes some minutes).")
         remove(environment)
         mark.mkdir(parents=True)
@@ -221,7 +224,8 @@ def main(python: str, options: list[str]) -> None:
     write_if_changed(site_packages(COMMON) / "poc.pth", f"{HERE}\n")  # for processes of Ray
     start = [f"{COMMON}/bin/python", "-I", f"{HERE}/poc/host/isolated.py", "poc"]
     write_if_changed(COMMON / "bin/poc", f'#!/usr/bin/env bash\nunset "${{!PYTHON@}}"\nexec {shlex.join(start)} "$@"\n')
-    (COMMON / "bin/poc").chmod(0o755)
+    if not os.access(COMMON / "bin/poc", os.X_OK):  # it may belong to another user
+        (COMMON / "bin/poc").chmod(0o755)
     write_if_changed(COMMON / MARK / "python", f"{shutil.which(python)}\n")  # its packages may be used
     planned = subprocess.run([*start, "environment", *options], stdout=subprocess.PIPE, text=True)
     if planned.returncode:

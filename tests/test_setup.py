@@ -17,11 +17,11 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.launch import HOME
+from tests.launch import HOME, nameless_user
 
 LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
-TOOLS = "bash cat dirname env ln mkdir readlink rm sed sh tee"
+TOOLS = "bash cat dirname env ln mkdir readlink rm sed setpriv sh stat tee"
 EXTRAS = "uv torch-cpu mxnet-cu102 mxnet mxnet-cu112 torch-cu13 torch-cu12 horovod ray timm dev"
 MARK = "made-by-make_environment.sh"
 PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
@@ -66,6 +66,7 @@ class Checkout:
         shutil.copytree(LISTS, self.root / "requirements")
         for name in SCRIPTS:
             shutil.copy(HOME / name, self.root / name)
+        self.prefix: list[str] = []  # of each command
         self.tools = folder / "tools"
         self.tools.mkdir()
         for tool in TOOLS.split():
@@ -82,7 +83,7 @@ class Checkout:
         self.calls_file.write_text("")
         environment = {"PATH": str(self.tools), "CALLS": str(self.calls_file), "HOME": str(self.elsewhere)}
         environment |= {variable: str(text) for variable, text in variables.items()}
-        command = [str(self.root / name), *arguments]
+        command = [*self.prefix, str(self.root / name), *arguments]
         done = subprocess.run(command, cwd=self.elsewhere, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
         return done
@@ -221,6 +222,17 @@ def test_a_file_that_cannot_be_written_is_one_line(checkout: Checkout) -> None:
     (checkout.venv / "bin/poc").unlink()
     (checkout.venv / "bin/poc").mkdir()
     assert f"{checkout.venv}/bin/poc" in only_line(checkout.start("make_environment.sh", status=2).stderr)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_the_environment_of_another_user_is_used_but_not_replaced(checkout: Checkout) -> None:
+    checkout.start("run_all.sh", PYTHON=checkout.python("3.11.7"))
+    checkout.calls_file.chmod(0o666)
+    checkout.prefix = nameless_user(checkout.root.parent)
+    assert checkout.start("run_all.sh").stderr == ""
+    assert len(checkout.calls("poc run")) == 1
+    done = checkout.start("run_all.sh", PYTHON=checkout.python("3.12.1"), status=2)
+    assert f"{checkout.venv} belongs to root: " in only_line(done.stderr)
 
 
 def test_a_second_start_waits_for_the_first(checkout: Checkout) -> None:
