@@ -171,6 +171,8 @@ def is_installed(environment: Path, name: str) -> bool:
 
 def remove(environment: Path) -> None:
     """Remove an environment, its mark last: what is left of an interruption is replaced."""
+    for name in ("common.txt", "borrowed"):  # it is not complete from now on
+        (environment / MARK / name).unlink(missing_ok=True)
     succeeds("rm", "-rf", *(part for part in environment.glob("*") if part.name != MARK), environment)
 
 

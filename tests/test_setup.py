@@ -192,6 +192,18 @@ def test_a_failed_installation_is_repeated(checkout: Checkout, fault: str) -> No
     assert (checkout.installed(), checkout.calls("--force-reinstall")) == (["mxnet.txt"], [])
 
 
+def test_an_environment_of_which_a_part_was_removed_is_replaced(checkout: Checkout) -> None:
+    python, rm = checkout.python("3.11.7"), (checkout.tools / "rm").readlink()
+    checkout.start("make_environment.sh", PYTHON=python)
+    (checkout.tools / "rm").unlink()
+    script(checkout.tools / "rm", "exit 130")
+    checkout.start("make_environment.sh", PYTHON=checkout.python("3.12.1"), status=2)
+    (checkout.tools / "rm").unlink()
+    (checkout.tools / "rm").symlink_to(rm)
+    checkout.start("make_environment.sh", PYTHON=python)
+    assert checkout.installed() == BASE
+
+
 def test_a_python_that_is_broken_or_without_venv_is_left_for_another_one(checkout: Checkout) -> None:
     script(checkout.tools / "python3.11", "exit 127")
     lacking, works = checkout.python("3.10.2", "python3.10"), checkout.python("3.12.1", "python3.12")
