@@ -156,8 +156,9 @@ class Installer:
         if not done:
             if name == "common.txt" and self._borrow(environment):
                 return self._go_offline()
-            lacking = f" Without a network {self.python} has to have {self._lacking}, too." if self._lacking else ""
-            retry = f"run this again to retry, or first delete {environment}.{lacking}"
+            lacking = f", which lacks {self._lacking}" if self._lacking else ""
+            offline = f"Without a network: --installed, with the packages of {self.python}{lacking}."
+            retry = f"run this again to retry, or first delete {environment}. {offline}"
             stop(f"Installing requirements/{name} failed (see above); {retry}")
         shutil.copy(LISTS / name, environment / MARK)
         begun.unlink()
@@ -229,6 +230,8 @@ def main(python: str, options: list[str]) -> None:
     if not os.access(COMMON / "bin/poc", os.X_OK):  # it may belong to another user
         (COMMON / "bin/poc").chmod(0o755)
     write_if_changed(COMMON / MARK / "python", f"{shutil.which(python)}\n")  # its packages may be used
+    if installer.offline and "--installed" not in options:
+        options = [*options, "--installed"]
     planned = subprocess.run([*start, "environment", *options], stdout=subprocess.PIPE, text=True)
     if planned.returncode:
         sys.exit(planned.returncode if planned.returncode > 0 else 130)

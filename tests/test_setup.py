@@ -181,7 +181,8 @@ def test_a_second_start_installs_only_what_is_outdated(checkout: Checkout, chang
 @pytest.mark.parametrize("fault", BASE)
 def test_a_failed_installation_is_repeated(checkout: Checkout, fault: str) -> None:
     python = checkout.python("3.11.7")
-    checkout.start("run_all.sh", PYTHON=python, FAULT=fault, status=2)
+    failed = checkout.start("run_all.sh", PYTHON=python, FAULT=fault, status=2)
+    assert "--installed" in failed.stderr.splitlines()[-1]
     assert checkout.calls("poc run") == []
     checkout.start("run_all.sh", PYTHON=python)
     assert fault in checkout.installed()
@@ -308,6 +309,7 @@ def test_installed_downloads_nothing_and_names_what_is_lacking(checkout: Checkou
     # Without it the pinned packages are installed, or if there is no network the others stay.
     done = checkout.start("run_all.sh", FAULT="common", LACKING="", PLAN=".venv-pytorch installed")
     assert done.stderr.count("Using the packages of") == 1
+    assert len(checkout.calls("poc environment --installed")) == 1  # nothing else that would have to be downloaded
     assert len(checkout.calls("-m venv")) == 1  # the borrowed packages stay; the new one downloads nothing, either
     assert checkout.start("run_all.sh", FAULT="common", LACKING="scipy>=1.11", status=2).stderr.count("scipy") == 1
     checkout.start("run_all.sh")
