@@ -57,6 +57,17 @@ def succeeds(*command: str | Path, quiet: bool = False, **variables: str) -> boo
     return subprocess.run(command, env={**os.environ, **variables}, stderr=errors, close_fds=False).returncode == 0
 
 
+def maker(python: str) -> str:
+    """Return the Python that made the environment of this checkout that `python` is in, else `python` itself."""
+    path = Path(shutil.which(python) or python)
+    environment = path.parent.parent
+    if environment.parent != HERE or not (environment / MARK).is_dir():
+        return python
+    recorded = COMMON / MARK / "python"
+    named = recorded.read_text().strip() if recorded.exists() else ""
+    return named if os.path.exists(named) and named != str(path) else os.path.realpath(path)
+
+
 def only_one_at_a_time() -> None:
     """Wait for another start to end. A network file system may have no locks."""
     folder = os.open(HERE, os.O_RDONLY)
@@ -222,6 +233,7 @@ def main(python: str, options: list[str]) -> None:
         os.environ.pop(f"PIP_{name}", None)
     os.environ["PIP_CONSTRAINT"] = os.devnull  # in place of one in pip's files
     only_one_at_a_time()
+    python = maker(python)
     installer = Installer(python, "--installed" in options)
     installer.make(COMMON)
     write_if_changed(site_packages(COMMON) / "poc.pth", f"{HERE}\n")  # for processes of Ray

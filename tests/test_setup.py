@@ -193,6 +193,15 @@ def test_a_failed_installation_is_repeated(checkout: Checkout, fault: str) -> No
     assert (checkout.installed(), checkout.calls("--force-reinstall")) == (["mxnet.txt"], [])
 
 
+def test_the_python_of_an_activated_environment_stands_for_the_one_that_made_it(checkout: Checkout) -> None:
+    checkout.start("make_environment.sh", PYTHON=checkout.python("3.11.7"))
+    path = f"{checkout.venv}/bin:{checkout.tools}"
+    assert checkout.start("make_environment.sh", PYTHON="python", PATH=path).stderr == ""
+    (checkout.root / "requirements" / "common.txt").write_text("one-more==1.0\n")
+    checkout.start("make_environment.sh", PYTHON=checkout.venv / "bin/python")
+    assert checkout.installed() == BASE
+
+
 def test_an_environment_of_which_a_part_was_removed_is_replaced(checkout: Checkout) -> None:
     python, rm = checkout.python("3.11.7"), (checkout.tools / "rm").readlink()
     checkout.start("make_environment.sh", PYTHON=python)
