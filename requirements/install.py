@@ -236,7 +236,9 @@ def main(python: str, options: list[str]) -> None:
     python = maker(python)
     installer = Installer(python, "--installed" in options)
     installer.make(COMMON)
-    write_if_changed(site_packages(COMMON) / "poc.pth", f"{HERE}\n")  # for processes of Ray
+    # For processes of Ray. Python does not start if this has letters that the locale lacks.
+    line = f"import os, sys; sys.path.append(os.fsdecode({os.fsencode(HERE)!r}))\n"
+    write_if_changed(site_packages(COMMON) / "poc.pth", line)
     start = [f"{COMMON}/bin/python", "-I", f"{HERE}/poc/host/isolated.py", "poc"]
     write_if_changed(COMMON / "bin/poc", f'#!/usr/bin/env bash\nunset "${{!PYTHON@}}"\nexec {shlex.join(start)} "$@"\n')
     if not os.access(COMMON / "bin/poc", os.X_OK):  # it may belong to another user

@@ -17,7 +17,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.launch import HOME, nameless_user
+from tests.launch import HOME, nameless_user, python
 
 LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
@@ -200,6 +200,14 @@ def test_the_python_of_an_activated_environment_stands_for_the_one_that_made_it(
     (checkout.root / "requirements" / "common.txt").write_text("one-more==1.0\n")
     checkout.start("make_environment.sh", PYTHON=checkout.venv / "bin/python")
     assert checkout.installed() == BASE
+
+
+def test_a_folder_may_have_letters_that_the_locale_lacks(checkout: Checkout) -> None:
+    checkout.root = checkout.root.rename(checkout.root.parent / "é")
+    checkout.start("make_environment.sh", PYTHON=checkout.python("3.11.7"))
+    packages = checkout.root / ".venv/lib/python3/site-packages"
+    code = f"import site, sys; site.addsitedir({str(packages)!r}); print(ascii(sys.path[-1]))"
+    assert python(code, LC_ALL="C").stdout.strip() == ascii(str(checkout.root))
 
 
 def test_an_environment_of_which_a_part_was_removed_is_replaced(checkout: Checkout) -> None:
