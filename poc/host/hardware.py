@@ -122,7 +122,8 @@ def gpu_problem() -> str:
             if setting == "unset":
                 return "a control group denies all GPUs: request some for this job (Slurm: --gpus=1)"
             is_unknown = re.match(r"GPU-|\d|all$", setting)  # "all" is Docker's word, CUDA has none for it
-            return f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine" if is_unknown else ""
+            reason = f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine, or one named twice"
+            return reason if is_unknown else ""
         why = f"driver {nvml.query('nvmlSystemGetDriverVersion')} does not support it"
     except nvml.NoAnswerError as error:
         why = str(error)
