@@ -238,10 +238,14 @@ def test_the_lists_to_install(name: str, options: list[str], lines: list[str], s
 
 
 def test_what_prevents_an_installation_is_one_line(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     simulate("4 V100", installed=False)
+    (tmp_path / ".venv-pytorch").mkdir()
+    with (tmp_path / ".venv-pytorch/large").open("w") as file:
+        file.truncate(20 * 10**9)  # is not free once it is removed: uv's cache may have it, too
     with monkeypatch.context() as patch:
+        patch.setattr(frameworks, "HOME", tmp_path)
         patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1e12, free=3e9))
         assert main(["environment", "--dev"]) == 2
     assert "12.9 are needed" in capsys.readouterr().err.splitlines()[-1]

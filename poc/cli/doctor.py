@@ -167,11 +167,12 @@ def environment(options: Options) -> None:
     if new := {name: each for name, each in wanted.items() if not each.is_installed(frameworks.versions(name))}:
         print("\n".join(_builds(machine, wanted)), file=sys.stderr)
         gigabytes = sum(build.gigabytes for build in new.values()) + _FREE_GIGABYTES
-        replaced = [frameworks.environment(name) for name, build in new.items() if build.separate]
-        free = (shutil.disk_usage(HOME).free + sum(map(_size, replaced))) / 1e9
+        # An environment that is replaced does not count: its files may be links to those in the cache of uv.
+        free = shutil.disk_usage(HOME).free / 1e9
         if free < gigabytes:
             hint = "; --framework NAME installs one framework only" if len(wanted) > 1 else ""
-            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room{hint}")
+            room = f"make room (for example: uv cache clean){hint}"
+            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; {room}")
     for name, build in wanted.items():
         is_here, own = build.python == sys.executable, frameworks.environment(name)
         is_linked = any(own.glob(f"lib/python*/site-packages/{builds.LINK}")) and isinstance(
