@@ -99,9 +99,10 @@ class Installer:
             # Without a network borrowed packages stay, if none is missing.
             if is_borrowed and not install(environment, "common.txt", quiet=True) and self._borrow(environment):
                 return self._go_offline()
-        if not succeeds(self.python, "-I", "-c", "import ensurepip", quiet=True):
+        if not succeeds(self.python, "-I", "-c", "import bz2, ctypes, ensurepip, lzma, ssl", quiet=True):
             package = self._version.rpartition(".")[0].replace("Python ", "python")
-            stop(f"{self._version} lacks venv: install it (apt-get install {package}-venv), or set PYTHON")
+            lacking = f"{self.python} lacks venv, bz2, ctypes, lzma or ssl"
+            stop(f"{lacking}: install {package}-venv (apt-get), or set PYTHON to one that has them all")
         if environment.is_symlink() or (environment.exists() and not mark.exists()):
             stop(f"{environment} was not made by make_environment.sh, so it is not replaced: move it away.")
         if environment.exists() and not os.access(environment, os.W_OK):

@@ -46,7 +46,7 @@ case "$*" in
         esac ;;
     *lacking.py*) echo "${{LACKING-numpy>=1.26}}" ;;
     *sys.path*) echo "/their/site-packages" ;;
-    *ensurepip*) exit "${{NO_VENV:-0}}" ;;
+    *"-c import "*${{ABSENT:-no module}}*) exit 1 ;;
 esac
 """
 UV = """echo "$PWD${PIP_TARGET:-}|$PYTHONPATH|${UV_TORCH_BACKEND:-}|uv $*" >>"$CALLS"
@@ -124,7 +124,8 @@ def script(path: Path, text: str) -> Path:
         ("3.1.0", {}, "is Python 3.1.0"),
         ("2.7.18", {"PYTHON": "../2.7.18/python"}, "is Python 2.7.18"),
         ("3.11.7", {"PYTHON": "/no/such/python"}, "/no/such/python"),
-        ("3.11.7", {"NO_VENV": "1"}, "apt-get install python3.11-venv"),
+        ("3.11.7", {"ABSENT": "ensurepip"}, "python3.11-venv"),
+        ("3.11.7", {"ABSENT": "lzma"}, "lzma"),
     ],
 )
 def test_an_unsupported_python_is_one_line(
@@ -225,7 +226,7 @@ def test_an_environment_of_which_a_part_was_removed_is_replaced(checkout: Checko
 def test_a_python_that_is_broken_or_without_venv_is_left_for_another_one(checkout: Checkout) -> None:
     script(checkout.tools / "python3.11", "exit 127")
     lacking, works = checkout.python("3.10.2", "python3.10"), checkout.python("3.12.1", "python3.12")
-    lacking.write_text(lacking.read_text().replace("${NO_VENV:-0}", "1"))
+    lacking.write_text(lacking.read_text().replace("${ABSENT:-no module}", "ensurepip"))
     path = f"{checkout.tools}:{lacking.parent}:{works.parent}"
     assert "Python 3.12.1" in checkout.start("run_all.sh", PATH=path).stderr.splitlines()[0]
     works.unlink()
