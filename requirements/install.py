@@ -94,10 +94,10 @@ class Installer:
         mark = environment / MARK
         is_borrowed = (mark / "borrowed").exists()
         if output_of(environment / "bin/python", "--version") == self._version:
-            if is_installed(environment, "common.txt") or (self.offline and is_borrowed):
+            if is_installed(environment, "common.txt") or (self.offline and is_borrowed and self._borrow(environment)):
                 return
-            # Without a network borrowed packages stay, if none is missing.
-            if is_borrowed and not install(environment, "common.txt", quiet=True) and self._borrow(environment):
+            lacks_network = is_borrowed and not self.offline and not install(environment, "common.txt", quiet=True)
+            if lacks_network and self._borrow(environment):  # borrowed packages stay, if none is missing
                 return self._go_offline()
         if not succeeds(self.python, "-I", "-c", "import bz2, ctypes, ensurepip, lzma, ssl", quiet=True):
             package = self._version.rpartition(".")[0].replace("Python ", "python")
@@ -136,7 +136,7 @@ class Installer:
         self._lacking = ", ".join(done.stdout.splitlines())
         if done.returncode or self._lacking:
             return False
-        (environment / MARK / "borrowed").touch()
+        write_if_changed(environment / MARK / "borrowed", "")
         return True
 
     def _go_offline(self) -> None:

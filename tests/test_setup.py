@@ -322,7 +322,7 @@ def test_installed_downloads_nothing_and_names_what_is_lacking(checkout: Checkou
     checkout.start("run_all.sh", "quick", "--installed", PYTHON=python, PLAN="", LACKING="")
     assert (checkout.calls("pip install"), checkout.calls("poc environment --installed") != []) == ([], True)
     assert checkout.calls("poc run")[0].endswith("poc run quick")
-    checkout.start("run_all.sh", "--installed", PLAN="")
+    checkout.start("run_all.sh", "--installed", PLAN="", LACKING="")
     assert checkout.calls("-m venv") == []
     # Without it the pinned packages are installed, or if there is no network the others stay.
     done = checkout.start("run_all.sh", FAULT="common", LACKING="", PLAN=".venv-pytorch installed")
@@ -332,6 +332,18 @@ def test_installed_downloads_nothing_and_names_what_is_lacking(checkout: Checkou
     assert checkout.start("run_all.sh", FAULT="common", LACKING="scipy>=1.11", status=2).stderr.count("scipy") == 1
     checkout.start("run_all.sh")
     assert checkout.installed() == BASE
+
+
+def test_installed_uses_the_packages_of_the_python_that_is_named_now(checkout: Checkout) -> None:
+    first, second = checkout.python("3.11.7"), checkout.python("3.11.7", "second")
+    second.write_text(second.read_text().replace("/their/", "/second/"))
+    for named in (first, second):
+        checkout.start("run_all.sh", "--installed", PYTHON=named, PLAN="", LACKING="")
+    linked = checkout.venv / "lib/python3/site-packages/installed.pth"
+    assert linked.read_text() == "/second/site-packages\n"
+    assert checkout.calls("-m venv") == []
+    lacking = checkout.start("run_all.sh", "--installed", PYTHON=first, PLAN="", LACKING="scipy>=1.11", status=2)
+    assert "scipy>=1.11" in lacking.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("words", [["--framework", "pytorch"], ["--framework=pytorch"]])
