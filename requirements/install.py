@@ -70,13 +70,16 @@ def maker(python: str) -> str:
 
 def only_one_at_a_time() -> None:
     """Wait for another start to end. A network file system may have no locks."""
-    folder = os.open(HERE, os.O_RDONLY)
-    os.set_inheritable(folder, True)  # an installation that outlives this process keeps the lock
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = os.open(HERE / "make_environment.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # the checkout cannot be written; on NFS the lock of a folder does not hold on other hosts
+        lock = os.open(HERE, os.O_RDONLY)
+    os.set_inheritable(lock, True)  # an installation that outlives this process keeps it
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         say("Waiting for another start.")
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:
         pass
 

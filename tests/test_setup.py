@@ -24,6 +24,7 @@ SCRIPTS = ("run_all.sh", "make_environment.sh")
 TOOLS = "bash cat dirname env ln mkdir readlink rm sed setpriv sh stat tee"
 EXTRAS = "uv torch-cpu mxnet-cu102 mxnet mxnet-cu112 torch-cu13 torch-cu12 horovod ray timm dev"
 MARK = "made-by-make_environment.sh"
+LOCK = "make_environment.lock"  # a regular file, whose lock holds on all hosts that share it
 PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
     *install.py*) exec {real} "$@" ;;
@@ -102,7 +103,8 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def only_line(text: str) -> str:
@@ -267,8 +269,8 @@ def test_the_environment_of_another_user_is_used_but_not_replaced(checkout: Chec
 
 
 def test_a_second_start_waits_for_the_first(checkout: Checkout) -> None:
-    folder = os.open(checkout.root, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
+    lock = os.open(checkout.root / LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     environment = {"PATH": str(checkout.tools), "CALLS": str(checkout.calls_file), "HOME": str(checkout.elsewhere)}
     environment["PYTHON"] = str(checkout.python("3.11.7"))
     command = [str(checkout.root / "make_environment.sh")]
@@ -276,7 +278,7 @@ def test_a_second_start_waits_for_the_first(checkout: Checkout) -> None:
         assert second.stderr is not None
         assert str(checkout.venv) not in second.stderr.readline()  # it does not set it up yet
         assert not checkout.venv.exists()
-        os.close(folder)
+        os.close(lock)
         second.communicate()
     assert second.returncode == 0
     assert checkout.venv.exists()
