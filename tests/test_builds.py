@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from poc import CIFAR10, Recipe, Synthetic, frameworks
@@ -194,7 +195,7 @@ def test_doctor_says_that_different_gpus_are_as_slow_as_the_slowest(simulate: Si
 def test_mxnet_is_left_out_where_it_has_no_build(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:
     simulate("1 H100", installed=False)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr("poc.cli.doctor.shared_library", lambda name: None)  # Arm's GCC has no libquadmath
+    monkeypatch.setattr("poc.cli.doctor._is_loadable", lambda name: False)  # Arm's GCC has no libquadmath
     assert main(["environment"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [f".venv-pytorch requirements/{name}.txt" for name in ("torch", "torch-cu13")]
@@ -250,14 +251,22 @@ def test_what_prevents_an_installation_is_one_line(
         assert main(["environment", "--dev"]) == 2
     assert "12.9 are needed" in capsys.readouterr().err.splitlines()[-1]
     simulate("no driver", installed=False)
-    monkeypatch.setattr(
-        "poc.cli.doctor.shared_library", lambda name: None if name.startswith("libgomp") else Path(name)
-    )
+    monkeypatch.setattr("poc.cli.doctor._is_loadable", lambda name: not name.startswith("libgomp"))
     assert main(["environment", "--ray"]) == 2
     assert "install libgomp1 " in capsys.readouterr().err.splitlines()[-1]
     assert main(["doctor"]) == 0  # names it, too
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "apt-get" in line]
     assert (line.startswith("missing"), "apt-get install libgomp1 " in line) == (True, True)
+
+
+def test_a_library_in_a_folder_of_python_s_own_is_not_missing(
+    simulate: Simulate, monkeypatch: Any, capsys: Any
+) -> None:
+    (library,) = (Path(np.__file__).parents[1] / "numpy.libs").glob("libgfortran*")
+    monkeypatch.setattr(doctor, "_MXNET_LIBRARIES", {library.name: "libgfortran5"})
+    simulate("no driver")
+    assert main(["doctor"]) == 0
+    assert "apt-get" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

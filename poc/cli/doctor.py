@@ -1,6 +1,7 @@
 """Say what this machine has, what it can run, what is missing, and what make_environment.sh is to install."""
 
 import contextlib
+import ctypes
 import json
 import platform
 import re
@@ -106,8 +107,17 @@ def _missing(wanted: Mapping[str, Build]) -> Iterator[str]:
 
 def _missing_packages() -> str:
     """Return how to install the libraries that MXNet needs and this machine lacks; empty if it has them."""
-    packages = " ".join(package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library))
+    packages = " ".join(package for library, package in _MXNET_LIBRARIES.items() if not _is_loadable(library))
     return packages and f"sudo apt-get install {packages} (sudo dnf install {re.sub('[0-9]', '', packages)})"
+
+
+def _is_loadable(library: str) -> bool:
+    """Return whether this Python, which imports MXNet, finds a library: conda's looks in its own folder, too."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _warnings(machine: Hardware) -> Iterator[str]:
