@@ -8,12 +8,12 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 [[ " $* " != *" --help "* && " $* " != *" -h "* ]] || { sed -n '2,5s/^# //p' "$here/make_environment.sh" && exit; }
 
 is_supported() { [[ $("$1" --version 2>/dev/null) == "Python 3.1"[0-2].* ]]; }
-has_venv() { "$1" -I -c 'import ensurepip' 2>/dev/null; }
+has_modules() { "$1" -I -c 'import bz2, ctypes, ensurepip, lzma, ssl' 2>/dev/null; }
 
 python=${PYTHON:-} && [[ $python != [!/]*/* ]] || python=$PWD/$python
 unset "${!PYTHON@}"
 first=$(cat "$here/.venv/made-by-make_environment.sh/python" 2>/dev/null || readlink -f "$here/.venv/bin/python") || true
-for is_preferred in has_venv true; do
+for is_preferred in has_modules true; do
     for candidate in "$first" python3.11 python3.10 python3.12 python3; do
         [ -n "$python" ] || ! is_supported "$candidate" || { [ "$candidate" != "$first" ] && ! $is_preferred "$candidate"; } ||
             python=$candidate

@@ -57,15 +57,29 @@ def succeeds(*command: str | Path, quiet: bool = False, **variables: str) -> boo
     return subprocess.run(command, env={**os.environ, **variables}, stderr=errors, close_fds=False).returncode == 0
 
 
+def maker(python: str) -> str:
+    """Return the Python that made the environment of this checkout that `python` is in, else `python` itself."""
+    path = Path(shutil.which(python) or python)
+    environment = path.parent.parent
+    if environment.parent != HERE or not (environment / MARK).is_dir():
+        return python
+    recorded = COMMON / MARK / "python"
+    named = recorded.read_text().strip() if recorded.exists() else ""
+    return named if os.path.exists(named) and named != str(path) else os.path.realpath(path)
+
+
 def only_one_at_a_time() -> None:
     """Wait for another start to end. A network file system may have no locks."""
-    folder = os.open(HERE, os.O_RDONLY)
-    os.set_inheritable(folder, True)  # an installation that outlives this process keeps the lock
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = os.open(HERE / "make_environment.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # the checkout cannot be written; on NFS the lock of a folder does not hold on other hosts
+        lock = os.open(HERE, os.O_RDONLY)
+    os.set_inheritable(lock, True)  # an installation that outlives this process keeps it
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         say("Waiting for another start.")
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:
         pass
 
@@ -83,16 +97,20 @@ class Installer:
         mark = environment / MARK
         is_borrowed = (mark / "borrowed").exists()
         if output_of(environment / "bin/python", "--version") == self._version:
-            if is_installed(environment, "common.txt") or (self.offline and is_borrowed):
+            if is_installed(environment, "common.txt") or (self.offline and is_borrowed and self._borrow(environment)):
                 return
-            # Without a network borrowed packages stay, if none is missing.
-            if is_borrowed and not install(environment, "common.txt", quiet=True) and self._borrow(environment):
+            lacks_network = is_borrowed and not self.offline and not install(environment, "common.txt", quiet=True)
+            if lacks_network and self._borrow(environment):  # borrowed packages stay, if none is missing
                 return self._go_offline()
-        if not succeeds(self.python, "-I", "-c", "import ensurepip", quiet=True):
+        if not succeeds(self.python, "-I", "-c", "import bz2, ctypes, ensurepip, lzma, ssl", quiet=True):
             package = self._version.rpartition(".")[0].replace("Python ", "python")
-            stop(f"{self._version} lacks venv: install it (apt-get install {package}-venv), or set PYTHON")
+            lacking = f"{self.python} lacks venv, bz2, ctypes, lzma or ssl"
+            stop(f"{lacking}: install {package}-venv (apt-get), or set PYTHON to one that has them all")
         if environment.is_symlink() or (environment.exists() and not mark.exists()):
             stop(f"{environment} was not made by make_environment.sh, so it is not replaced: move it away.")
+        if environment.exists() and not os.access(environment, os.W_OK):
+            owner = output_of("stat", "-c", "%U", environment)
+            stop(f"{environment} belongs to {owner}: start as this user, or use a checkout of your own.")
         say(f"Setting up {environment} with {self._version} (only once, takes some minutes).")
         remove(environment)
         mark.mkdir(parents=True)
@@ -121,7 +139,7 @@ class Installer:
         self._lacking = ", ".join(done.stdout.splitlines())
         if done.returncode or self._lacking:
             return False
-        (environment / MARK / "borrowed").touch()
+        write_if_changed(environment / MARK / "borrowed", "")
         return True
 
     def _go_offline(self) -> None:
@@ -153,8 +171,9 @@ class Installer:
         if not done:
             if name == "common.txt" and self._borrow(environment):
                 return self._go_offline()
-            lacking = f" Without a network {self.python} has to have {self._lacking}, too." if self._lacking else ""
-            retry = f"run this again to retry, or first delete {environment}.{lacking}"
+            lacking = f", which lacks {self._lacking}" if self._lacking else ""
+            offline = f"Without a network: --installed, with the packages of {self.python}{lacking}."
+            retry = f"run this again to retry, or first delete {environment}. {offline}"
             stop(f"Installing requirements/{name} failed (see above); {retry}")
         shutil.copy(LISTS / name, environment / MARK)
         begun.unlink()
@@ -168,6 +187,8 @@ def is_installed(environment: Path, name: str) -> bool:
 
 def remove(environment: Path) -> None:
     """Remove an environment, its mark last: what is left of an interruption is replaced."""
+    for name in ("common.txt", "borrowed"):  # it is not complete from now on
+        (environment / MARK / name).unlink(missing_ok=True)
     succeeds("rm", "-rf", *(part for part in environment.glob("*") if part.name != MARK), environment)
 
 
@@ -216,13 +237,19 @@ def main(python: str, options: list[str]) -> None:
         os.environ.pop(f"PIP_{name}", None)
     os.environ["PIP_CONSTRAINT"] = os.devnull  # in place of one in pip's files
     only_one_at_a_time()
+    python = maker(python)
     installer = Installer(python, "--installed" in options)
     installer.make(COMMON)
-    write_if_changed(site_packages(COMMON) / "poc.pth", f"{HERE}\n")  # for processes of Ray
+    # For processes of Ray. Python does not start if this has letters that the locale lacks.
+    line = f"import os, sys; sys.path.append(os.fsdecode({os.fsencode(HERE)!r}))\n"
+    write_if_changed(site_packages(COMMON) / "poc.pth", line)
     start = [f"{COMMON}/bin/python", "-I", f"{HERE}/poc/host/isolated.py", "poc"]
     write_if_changed(COMMON / "bin/poc", f'#!/usr/bin/env bash\nunset "${{!PYTHON@}}"\nexec {shlex.join(start)} "$@"\n')
-    (COMMON / "bin/poc").chmod(0o755)
+    if not os.access(COMMON / "bin/poc", os.X_OK):  # it may belong to another user
+        (COMMON / "bin/poc").chmod(0o755)
     write_if_changed(COMMON / MARK / "python", f"{shutil.which(python)}\n")  # its packages may be used
+    if installer.offline and "--installed" not in options:
+        options = [*options, "--installed"]
     planned = subprocess.run([*start, "environment", *options], stdout=subprocess.PIPE, text=True)
     if planned.returncode:
         sys.exit(planned.returncode if planned.returncode > 0 else 130)

@@ -61,6 +61,16 @@ def git(checkout: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def nameless_user(folder: Path) -> list[str]:
+    """Return the start of a command that root runs as a user without a name, who may write in `folder`."""
+    for path in (folder, *folder.parents):
+        if path.owner() == "root" and path.parent != Path("/"):
+            path.chmod(0o777)
+    # Root's capability to read, since Python may be in root's home, but not to write there.
+    capabilities = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
+    return ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *capabilities]
+
+
 def eventually(look: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
     """Return the first true value of `look`; fail if `unless` is true before, or after minutes."""
     end = time.monotonic() + DEADLINE_SECONDS

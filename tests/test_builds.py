@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from poc import CIFAR10, Recipe, Synthetic, frameworks
@@ -90,7 +91,7 @@ def test_cards_without_a_common_build_do_not_train_together(simulate: Simulate, 
     monkeypatch.setitem(fake_gpus.MACHINES, "mixed", (["K80", "V100"], "470.256.02"))
     machine = simulate("mixed")
     one, two = plan("r", Recipe(model=MODEL, framework="mxnet", devices=[1, 2]), machine)
-    assert (one.skip, own_gpus(one.run, machine, 1)) == ("", [[machine.gpus[1]]])
+    assert (one.skip, own_gpus(one.run, machine, 1)) == ("", [[machine.gpus[0]]])
     assert two.skip.startswith("needs 2 GPUs, this machine has 1 that MXNet can use: ")
 
 
@@ -182,10 +183,19 @@ def test_doctor_names_shared_memory_that_is_too_small_for_several_gpus(
         assert ("--shm-size" in capsys.readouterr().out) == named
 
 
+def test_doctor_says_that_different_gpus_are_as_slow_as_the_slowest(simulate: Simulate, capsys: Any) -> None:
+    machines = {"a P100 and 2 A100": ["CUDA_VISIBLE_DEVICES=1,2"], "2 V100 and a display card": [], "8 A100": []}
+    for name, settings in machines.items():
+        simulate(name)
+        assert main(["doctor"]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "slowest" in line]
+        assert [line.split()[-1] for line in lines] == settings
+
+
 def test_mxnet_is_left_out_where_it_has_no_build(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:
     simulate("1 H100", installed=False)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr("poc.cli.doctor.shared_library", lambda name: None)  # Arm's GCC has no libquadmath
+    monkeypatch.setattr("poc.cli.doctor._is_loadable", lambda name: False)  # Arm's GCC has no libquadmath
     assert main(["environment"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [f".venv-pytorch requirements/{name}.txt" for name in ("torch", "torch-cu13")]
@@ -229,22 +239,34 @@ def test_the_lists_to_install(name: str, options: list[str], lines: list[str], s
 
 
 def test_what_prevents_an_installation_is_one_line(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     simulate("4 V100", installed=False)
+    (tmp_path / ".venv-pytorch").mkdir()
+    with (tmp_path / ".venv-pytorch/large").open("w") as file:
+        file.truncate(20 * 10**9)  # is not free once it is removed: uv's cache may have it, too
     with monkeypatch.context() as patch:
+        patch.setattr(frameworks, "HOME", tmp_path)
         patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1e12, free=3e9))
         assert main(["environment", "--dev"]) == 2
     assert "12.9 are needed" in capsys.readouterr().err.splitlines()[-1]
     simulate("no driver", installed=False)
-    monkeypatch.setattr(
-        "poc.cli.doctor.shared_library", lambda name: None if name.startswith("libgomp") else Path(name)
-    )
+    monkeypatch.setattr("poc.cli.doctor._is_loadable", lambda name: not name.startswith("libgomp"))
     assert main(["environment", "--ray"]) == 2
     assert "install libgomp1 " in capsys.readouterr().err.splitlines()[-1]
     assert main(["doctor"]) == 0  # names it, too
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "apt-get" in line]
     assert (line.startswith("missing"), "apt-get install libgomp1 " in line) == (True, True)
+
+
+def test_a_library_in_a_folder_of_python_s_own_is_not_missing(
+    simulate: Simulate, monkeypatch: Any, capsys: Any
+) -> None:
+    (library,) = (Path(np.__file__).parents[1] / "numpy.libs").glob("libgfortran*")
+    monkeypatch.setattr(doctor, "_MXNET_LIBRARIES", {library.name: "libgfortran5"})
+    simulate("no driver")
+    assert main(["doctor"]) == 0
+    assert "apt-get" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

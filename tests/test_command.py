@@ -25,7 +25,7 @@ from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, Record
 from poc.values import from_plain, to_plain
 from tests.builders import add, recipe_file, record_of, run_of
-from tests.launch import HOME, NO_PAGES, finish, python, records, run_here
+from tests.launch import HOME, NO_PAGES, finish, nameless_user, python, records, run_here
 from tests.test_search import Training
 
 
@@ -241,15 +241,11 @@ def test_a_user_without_a_name_or_a_home_to_write_in_sees_no_traceback(
     home: str | None, module: str, tmp_path: Path
 ) -> None:
     recipe = recipe_file(tmp_path / "mine.py", epochs=1)
-    for path in (tmp_path, *tmp_path.parents):
-        if path.owner() == "root" and path.parent != Path("/"):
-            path.chmod(0o777)
     variables = {"HOME": home, "TMPDIR": str(tmp_path), "POC_CACHE": None, "MPLCONFIGDIR": None}
     variables |= dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "USER", "LOGNAME"))
-    # Root's capability to read, since Python may be in root's home, but not to write there.
-    prefix = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--inh-caps=+dac_read_search"]
-    prefix.append("--ambient-caps=+dac_read_search")
-    assert "Traceback" not in finish(recipe, tmp_path, prefix=prefix, environment=variables, module=module)
+    assert "Traceback" not in finish(
+        recipe, tmp_path, prefix=nameless_user(tmp_path), environment=variables, module=module
+    )
     assert [record.outcome for record in records(tmp_path)] == ["completed"]
 
 

@@ -46,7 +46,7 @@ def test_the_label_of_a_cpu(cpu: str, label: str) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "cards"),
-    [("6, 1", [6, 1]), ("-1", []), ("5,99,1", [5]), ("GPU-5,GPU-3f", [5, 3]), ("4,GPU-", [4])],
+    [("6, 1", [6, 1]), ("-1", []), ("5,99,1", [5]), ("GPU-5,GPU-3f", [5, 3]), ("4,GPU-", [4]), ("3,GPU-3,1", [])],
 )
 def test_the_cards_that_cuda_uses(setting: str, cards: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     use(eight_cards(), monkeypatch)
@@ -73,7 +73,7 @@ def test_a_divided_card_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -
     assert hardware.gpu_problem() == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77")
     assert (hardware.detect().gpus, "MIG-5d5ba0d6" in hardware.gpu_problem()) == ((), True)
-    for setting, is_problem in (("GPU-9", True), ("8", True), ("all", True), ("-1", False), ("", False)):
+    for setting, is_problem in (("GPU-9", True), ("8", True), ("all", True), ("0,0", True), ("-1", False), ("", False)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
         assert (hardware.detect().gpus, bool(hardware.gpu_problem())) == ((), is_problem)
 

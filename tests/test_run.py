@@ -279,6 +279,8 @@ def test_the_reason_is_the_worker_that_failed_first_or_ran_out_of_memory() -> No
         ("4 V100", None, [[0, 1], [2, 3]]),
         ("8 P100", "7,5,3,1,0", [[7, 5], [3, 1]]),
         ("2 V100 and a display card", None, [[1], [2]]),
+        ("a P100 and 2 A100", None, [[1], [2]]),
+        ("a P100 and 2 A100", "0,1", [[0], [1]]),
     ],
 )
 def test_each_worker_of_a_host_gets_its_own_cards(

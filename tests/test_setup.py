@@ -17,13 +17,14 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.launch import HOME
+from tests.launch import HOME, nameless_user, python
 
 LISTS = HOME / "requirements"
 SCRIPTS = ("run_all.sh", "make_environment.sh")
-TOOLS = "bash cat dirname env ln mkdir readlink rm sed sh tee"
+TOOLS = "bash cat dirname env ln mkdir readlink rm sed setpriv sh stat tee"
 EXTRAS = "uv torch-cpu mxnet-cu102 mxnet mxnet-cu112 torch-cu13 torch-cu12 horovod ray timm dev"
 MARK = "made-by-make_environment.sh"
+LOCK = "make_environment.lock"  # a regular file, whose lock holds on all hosts that share it
 PYTHON = """echo "$PWD${{PIP_TARGET:-}}${{PIP_CONSTRAINT#/dev/null}}|$PYTHONPATH|$*" >>"$CALLS"
 case "$*" in
     *install.py*) exec {real} "$@" ;;
@@ -46,7 +47,7 @@ case "$*" in
         esac ;;
     *lacking.py*) echo "${{LACKING-numpy>=1.26}}" ;;
     *sys.path*) echo "/their/site-packages" ;;
-    *ensurepip*) exit "${{NO_VENV:-0}}" ;;
+    *"-c import "*${{ABSENT:-no module}}*) exit 1 ;;
 esac
 """
 UV = """echo "$PWD${PIP_TARGET:-}|$PYTHONPATH|${UV_TORCH_BACKEND:-}|uv $*" >>"$CALLS"
@@ -66,6 +67,7 @@ class Checkout:
         shutil.copytree(LISTS, self.root / "requirements")
         for name in SCRIPTS:
             shutil.copy(HOME / name, self.root / name)
+        self.prefix: list[str] = []  # of each command
         self.tools = folder / "tools"
         self.tools.mkdir()
         for tool in TOOLS.split():
@@ -82,7 +84,7 @@ class Checkout:
         self.calls_file.write_text("")
         environment = {"PATH": str(self.tools), "CALLS": str(self.calls_file), "HOME": str(self.elsewhere)}
         environment |= {variable: str(text) for variable, text in variables.items()}
-        command = [str(self.root / name), *arguments]
+        command = [*self.prefix, str(self.root / name), *arguments]
         done = subprocess.run(command, cwd=self.elsewhere, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
         return done
@@ -101,7 +103,8 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def only_line(text: str) -> str:
@@ -123,7 +126,8 @@ def script(path: Path, text: str) -> Path:
         ("3.1.0", {}, "is Python 3.1.0"),
         ("2.7.18", {"PYTHON": "../2.7.18/python"}, "is Python 2.7.18"),
         ("3.11.7", {"PYTHON": "/no/such/python"}, "/no/such/python"),
-        ("3.11.7", {"NO_VENV": "1"}, "apt-get install python3.11-venv"),
+        ("3.11.7", {"ABSENT": "ensurepip"}, "python3.11-venv"),
+        ("3.11.7", {"ABSENT": "lzma"}, "lzma"),
     ],
 )
 def test_an_unsupported_python_is_one_line(
@@ -180,7 +184,8 @@ def test_a_second_start_installs_only_what_is_outdated(checkout: Checkout, chang
 @pytest.mark.parametrize("fault", BASE)
 def test_a_failed_installation_is_repeated(checkout: Checkout, fault: str) -> None:
     python = checkout.python("3.11.7")
-    checkout.start("run_all.sh", PYTHON=python, FAULT=fault, status=2)
+    failed = checkout.start("run_all.sh", PYTHON=python, FAULT=fault, status=2)
+    assert "--installed" in failed.stderr.splitlines()[-1]
     assert checkout.calls("poc run") == []
     checkout.start("run_all.sh", PYTHON=python)
     assert fault in checkout.installed()
@@ -191,10 +196,39 @@ def test_a_failed_installation_is_repeated(checkout: Checkout, fault: str) -> No
     assert (checkout.installed(), checkout.calls("--force-reinstall")) == (["mxnet.txt"], [])
 
 
+def test_the_python_of_an_activated_environment_stands_for_the_one_that_made_it(checkout: Checkout) -> None:
+    checkout.start("make_environment.sh", PYTHON=checkout.python("3.11.7"))
+    path = f"{checkout.venv}/bin:{checkout.tools}"
+    assert checkout.start("make_environment.sh", PYTHON="python", PATH=path).stderr == ""
+    (checkout.root / "requirements" / "common.txt").write_text("one-more==1.0\n")
+    checkout.start("make_environment.sh", PYTHON=checkout.venv / "bin/python")
+    assert checkout.installed() == BASE
+
+
+def test_a_folder_may_have_letters_that_the_locale_lacks(checkout: Checkout) -> None:
+    checkout.root = checkout.root.rename(checkout.root.parent / "é")
+    checkout.start("make_environment.sh", PYTHON=checkout.python("3.11.7"))
+    packages = checkout.root / ".venv/lib/python3/site-packages"
+    code = f"import site, sys; site.addsitedir({str(packages)!r}); print(ascii(sys.path[-1]))"
+    assert python(code, LC_ALL="C").stdout.strip() == ascii(str(checkout.root))
+
+
+def test_an_environment_of_which_a_part_was_removed_is_replaced(checkout: Checkout) -> None:
+    python, rm = checkout.python("3.11.7"), (checkout.tools / "rm").readlink()
+    checkout.start("make_environment.sh", PYTHON=python)
+    (checkout.tools / "rm").unlink()
+    script(checkout.tools / "rm", "exit 130")
+    checkout.start("make_environment.sh", PYTHON=checkout.python("3.12.1"), status=2)
+    (checkout.tools / "rm").unlink()
+    (checkout.tools / "rm").symlink_to(rm)
+    checkout.start("make_environment.sh", PYTHON=python)
+    assert checkout.installed() == BASE
+
+
 def test_a_python_that_is_broken_or_without_venv_is_left_for_another_one(checkout: Checkout) -> None:
     script(checkout.tools / "python3.11", "exit 127")
     lacking, works = checkout.python("3.10.2", "python3.10"), checkout.python("3.12.1", "python3.12")
-    lacking.write_text(lacking.read_text().replace("${NO_VENV:-0}", "1"))
+    lacking.write_text(lacking.read_text().replace("${ABSENT:-no module}", "ensurepip"))
     path = f"{checkout.tools}:{lacking.parent}:{works.parent}"
     assert "Python 3.12.1" in checkout.start("run_all.sh", PATH=path).stderr.splitlines()[0]
     works.unlink()
@@ -223,9 +257,20 @@ def test_a_file_that_cannot_be_written_is_one_line(checkout: Checkout) -> None:
     assert f"{checkout.venv}/bin/poc" in only_line(checkout.start("make_environment.sh", status=2).stderr)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_the_environment_of_another_user_is_used_but_not_replaced(checkout: Checkout) -> None:
+    checkout.start("run_all.sh", PYTHON=checkout.python("3.11.7"))
+    checkout.calls_file.chmod(0o666)
+    checkout.prefix = nameless_user(checkout.root.parent)
+    assert checkout.start("run_all.sh").stderr == ""
+    assert len(checkout.calls("poc run")) == 1
+    done = checkout.start("run_all.sh", PYTHON=checkout.python("3.12.1"), status=2)
+    assert f"{checkout.venv} belongs to root: " in only_line(done.stderr)
+
+
 def test_a_second_start_waits_for_the_first(checkout: Checkout) -> None:
-    folder = os.open(checkout.root, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
+    lock = os.open(checkout.root / LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     environment = {"PATH": str(checkout.tools), "CALLS": str(checkout.calls_file), "HOME": str(checkout.elsewhere)}
     environment["PYTHON"] = str(checkout.python("3.11.7"))
     command = [str(checkout.root / "make_environment.sh")]
@@ -233,7 +278,7 @@ def test_a_second_start_waits_for_the_first(checkout: Checkout) -> None:
         assert second.stderr is not None
         assert str(checkout.venv) not in second.stderr.readline()  # it does not set it up yet
         assert not checkout.venv.exists()
-        os.close(folder)
+        os.close(lock)
         second.communicate()
     assert second.returncode == 0
     assert checkout.venv.exists()
@@ -279,15 +324,28 @@ def test_installed_downloads_nothing_and_names_what_is_lacking(checkout: Checkou
     checkout.start("run_all.sh", "quick", "--installed", PYTHON=python, PLAN="", LACKING="")
     assert (checkout.calls("pip install"), checkout.calls("poc environment --installed") != []) == ([], True)
     assert checkout.calls("poc run")[0].endswith("poc run quick")
-    checkout.start("run_all.sh", "--installed", PLAN="")
+    checkout.start("run_all.sh", "--installed", PLAN="", LACKING="")
     assert checkout.calls("-m venv") == []
     # Without it the pinned packages are installed, or if there is no network the others stay.
     done = checkout.start("run_all.sh", FAULT="common", LACKING="", PLAN=".venv-pytorch installed")
     assert done.stderr.count("Using the packages of") == 1
+    assert len(checkout.calls("poc environment --installed")) == 1  # nothing else that would have to be downloaded
     assert len(checkout.calls("-m venv")) == 1  # the borrowed packages stay; the new one downloads nothing, either
     assert checkout.start("run_all.sh", FAULT="common", LACKING="scipy>=1.11", status=2).stderr.count("scipy") == 1
     checkout.start("run_all.sh")
     assert checkout.installed() == BASE
+
+
+def test_installed_uses_the_packages_of_the_python_that_is_named_now(checkout: Checkout) -> None:
+    first, second = checkout.python("3.11.7"), checkout.python("3.11.7", "second")
+    second.write_text(second.read_text().replace("/their/", "/second/"))
+    for named in (first, second):
+        checkout.start("run_all.sh", "--installed", PYTHON=named, PLAN="", LACKING="")
+    linked = checkout.venv / "lib/python3/site-packages/installed.pth"
+    assert linked.read_text() == "/second/site-packages\n"
+    assert checkout.calls("-m venv") == []
+    lacking = checkout.start("run_all.sh", "--installed", PYTHON=first, PLAN="", LACKING="scipy>=1.11", status=2)
+    assert "scipy>=1.11" in lacking.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("words", [["--framework", "pytorch"], ["--framework=pytorch"]])

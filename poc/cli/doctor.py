@@ -1,6 +1,7 @@
 """Say what this machine has, what it can run, what is missing, and what make_environment.sh is to install."""
 
 import contextlib
+import ctypes
 import json
 import platform
 import re
@@ -106,8 +107,17 @@ def _missing(wanted: Mapping[str, Build]) -> Iterator[str]:
 
 def _missing_packages() -> str:
     """Return how to install the libraries that MXNet needs and this machine lacks; empty if it has them."""
-    packages = " ".join(package for library, package in _MXNET_LIBRARIES.items() if not shared_library(library))
+    packages = " ".join(package for library, package in _MXNET_LIBRARIES.items() if not _is_loadable(library))
     return packages and f"sudo apt-get install {packages} (sudo dnf install {re.sub('[0-9]', '', packages)})"
+
+
+def _is_loadable(library: str) -> bool:
+    """Return whether this Python, which imports MXNet, finds a library: conda's looks in its own folder, too."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _warnings(machine: Hardware) -> Iterator[str]:
@@ -116,6 +126,14 @@ def _warnings(machine: Hardware) -> Iterator[str]:
     if len(machine.gpus) > 1 and shared <= _DOCKER_SHARED_MEMORY:
         megabytes = shared >> 20
         yield f"shared memory: {_SHARED_MEMORY} has {megabytes} MB, several GPUs need more: docker run --shm-size 2g"
+    usable = [
+        gpu for gpu in machine.gpus if any(gpu in frameworks.usable(name, machine) for name in frameworks.FRAMEWORKS)
+    ]
+    names = dict.fromkeys(gpu.name for gpu in usable)
+    if len(names) > 1:
+        equal = nvml.cuda_setting([gpu.index for gpu in usable if gpu.name == usable[0].name])
+        slowest = "different GPUs together are as slow as the slowest"
+        yield f"{', '.join(names)}: {slowest}; for equal ones: export CUDA_VISIBLE_DEVICES={equal}"
     idle, busy = list[int](), list[int]()
     for gpu in machine.gpus:
         rates, memory = (nvml.query(f"nvmlDeviceGet{name}", gpu.index) for name in ("UtilizationRates", "MemoryInfo"))
@@ -159,11 +177,12 @@ def environment(options: Options) -> None:
     if new := {name: each for name, each in wanted.items() if not each.is_installed(frameworks.versions(name))}:
         print("\n".join(_builds(machine, wanted)), file=sys.stderr)
         gigabytes = sum(build.gigabytes for build in new.values()) + _FREE_GIGABYTES
-        replaced = [frameworks.environment(name) for name, build in new.items() if build.separate]
-        free = (shutil.disk_usage(HOME).free + sum(map(_size, replaced))) / 1e9
+        # An environment that is replaced does not count: its files may be links to those in the cache of uv.
+        free = shutil.disk_usage(HOME).free / 1e9
         if free < gigabytes:
             hint = "; --framework NAME installs one framework only" if len(wanted) > 1 else ""
-            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; make room{hint}")
+            room = f"make room (for example: uv cache clean){hint}"
+            raise UserError(f"disk: {HOME} has {free:.1f} GB free, and {gigabytes:.1f} are needed; {room}")
     for name, build in wanted.items():
         is_here, own = build.python == sys.executable, frameworks.environment(name)
         is_linked = any(own.glob(f"lib/python*/site-packages/{builds.LINK}")) and isinstance(

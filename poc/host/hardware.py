@@ -67,10 +67,12 @@ def one_host(name: str) -> str:
 def detect() -> Hardware:
     """Detect this machine's hardware; raises UserError if a GPU does not answer its driver.
 
-    GPUs that are divided (MIG) are left out.
+    GPUs that are divided (MIG) are left out. The fastest are first, as in CUDA, unless CUDA_VISIBLE_DEVICES is set.
     """
     try:
         gpus = tuple(_gpu(index) for index in nvml.visible_gpus() if not nvml.is_divided(index))
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:
+            gpus = tuple(sorted(gpus, key=lambda gpu: -gpu.flops))
         driver = str(nvml.query("nvmlSystemGetDriverVersion") or "")
     except nvml.NoAnswerError:
         gpus, driver = (), ""
@@ -120,7 +122,8 @@ def gpu_problem() -> str:
             if setting == "unset":
                 return "a control group denies all GPUs: request some for this job (Slurm: --gpus=1)"
             is_unknown = re.match(r"GPU-|\d|all$", setting)  # "all" is Docker's word, CUDA has none for it
-            return f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine" if is_unknown else ""
+            reason = f"CUDA_VISIBLE_DEVICES: {setting} is no GPU of this machine, or one named twice"
+            return reason if is_unknown else ""
         why = f"driver {nvml.query('nvmlSystemGetDriverVersion')} does not support it"
     except nvml.NoAnswerError as error:
         why = str(error)

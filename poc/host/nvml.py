@@ -66,7 +66,8 @@ def visible_gpus() -> list[int]:
     """Return the GPUs that CUDA uses, in its order: all, or those in CUDA_VISIBLE_DEVICES.
 
     As in CUDA, an entry is an index or the start of a UUID, and the first that is of no GPU, or of several, ends it.
-    Indices do not count GPUs that a control group denies, so that in a job of Slurm 0 is the first that it may use.
+    If one is named twice, none is used. Indices do not count GPUs that a control group denies, so that in a job of
+    Slurm 0 is the first that it may use.
     """
     gpus = [gpu for gpu in range(query("nvmlDeviceGetCount") or 0) if not _is_denied(gpu)]
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -84,7 +85,7 @@ def visible_gpus() -> list[int]:
         if len(found) != 1:
             break
         visible += found
-    return visible
+    return visible if len({*visible}) == len(visible) else []
 
 
 def cuda_setting(gpus: Sequence[int]) -> str:

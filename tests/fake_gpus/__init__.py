@@ -46,6 +46,7 @@ MACHINES: dict[str, tuple[list[str], str]] = {
     "1 H100": (["H100"], "580.95.05"),
     "1 H100, older driver": (["H100"], "535.161.08"),
     "2 V100 and a display card": (["GT 710", "V100", "V100"], "470.57.02"),
+    "a P100 and 2 A100": (["P100", "A100", "A100"], "550.54.15"),
     "no driver": ([], ""),
 }
 
