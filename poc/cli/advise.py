@@ -37,9 +37,9 @@ _REPLACED = ("cores_per_worker", "epochs", "seconds", "target_accuracy")
 _NOTE = (
     "The 90% interval of measured samples/s is for another run on this machine without other load (how much runs "
     "differ was measured on CPUs). Samples/s on more devices than were measured are predicted at the measured "
-    "efficiency; published scaling series widen their interval. Hours: {epochs} epochs without evaluation. Dollars: hours x machines x price per "
-    "hour, of whole machines; more GPUs than this machine has are not priced. A larger global batch may need another "
-    "learning rate and lose accuracy."
+    "efficiency; published scaling series widen their interval. Hours: {epochs} epochs without evaluation. Dollars: "
+    "hours x machines x price per hour, of whole machines; more GPUs than this machine has are not priced. A larger "
+    "global batch may need another learning rate and lose accuracy."
 )
 
 
