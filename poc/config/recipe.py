@@ -104,7 +104,7 @@ class Training:
     a window has as many steps as take 0.5 s there."""
     seconds: Positive | None = field(default=None, label="at most {:g} s")
     """Stop at the end of the window in which so many seconds of training are over, or after the epochs or steps. The
-    first window does not count: in it libraries compile or search for algorithms."""
+    windows that begin in the first five steps do not count: in them libraries compile or search for algorithms."""
     target_accuracy: Share | None = field(default=None, label="until accuracy {:g}")
     """Stop at the first evaluation that reaches it, or after the epochs."""
     framework: str = field(default=AUTO, label="{}")

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from poc.config.fields import labels
 from poc.config.run import Run
 from poc.records.record import COMPLETED, Record
-from poc.records.timing import throughput
+from poc.records.timing import WARMUP_STEPS, throughput
 from poc.values import counted
 
 _FORMAT = "{desc}, {remaining} left {percentage:3.0f}%|{bar}|"
@@ -81,7 +81,7 @@ class Progress:
         self._run = run
         self._title = title
         timed = run.seconds is not None
-        self._is_counted = not timed  # false until the first window has ended, which is no part of the run's seconds
+        self._uncounted_steps = WARMUP_STEPS if timed else 0  # windows that begin in them are no part of the seconds
         self._unit = "seconds" if timed else "steps"
         self._bar = tqdm(
             total=run.seconds if timed else run.last_step,
@@ -98,9 +98,9 @@ class Progress:
         position = f"epoch {window['epoch']}/{self._run.last_epoch}"
         speed = _rounded(window["samples"] * self._run.workers / window["seconds"])
         self._bar.set_description_str(f"{self._title}: {position}, {speed} samples/s", refresh=False)
-        amount = window[self._unit] if self._is_counted else 0
+        amount = 0 if self._uncounted_steps > 0 else window[self._unit]
         self._bar.update(min(amount, self._bar.total - self._bar.n))
-        self._is_counted = True
+        self._uncounted_steps -= window["steps"]
 
     def close(self) -> None:
         self._bar.close()
