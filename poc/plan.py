@@ -9,7 +9,7 @@ from poc import frameworks, search
 from poc.config import AUTO, NODE, Device, Folder, Recipe, Records, Search, Setting, Training, networks
 from poc.config.datasets import with_validation_split
 from poc.config.rates import steps_per_epoch
-from poc.config.run import Run
+from poc.config.run import WARMUP_STEPS, Run
 from poc.frameworks import own_models
 from poc.frameworks.own_models import Inspected
 from poc.host.environment import POC
@@ -298,10 +298,12 @@ def estimate(run: Run, hardware: Hardware, pace: float = 1.0) -> float:
 def seconds_at_most(run: Run, seconds: float) -> float:
     """Return how long a run trains whose steps and evaluations take so many `seconds` if its time is not limited.
 
-    However short its time is, it has a window of warm-up and one that is timed.
+    However short its time is, it has windows of warm-up and one that is timed.
     """
-    shortest = seconds * min(1.0, 2 * run.window / run.last_step)
-    return seconds if run.seconds is None else min(seconds, max(shortest, run.seconds))
+    if run.seconds is None:
+        return seconds
+    step, warmup_steps = seconds / run.last_step, -(-WARMUP_STEPS // run.window) * run.window
+    return min(seconds, warmup_steps * step + max(run.window * step, run.seconds))
 
 
 def training_seconds(run: Run, hardware: Hardware) -> float:

@@ -412,6 +412,28 @@ def test_a_candidate_of_a_search_and_the_same_run_of_a_grid_are_never_trained_at
     assert not overlaps
 
 
+def test_a_round_stays_on_its_node_when_others_join_or_are_lost(tmp_path: Path) -> None:
+    from poc.cluster import scheduler
+
+    made = scheduler.Cluster([], tmp_path, place_in(tmp_path), None, {}, {}, prices.load({}), lambda sweeps: None)
+
+    def node_of(round_number: int) -> Any:
+        (node,) = made._reserve("pair", 1, round_number)
+        made._busy.clear()
+        return node
+
+    assert made._reserve("pair", 1, 1) == []
+    a, b, c = [mock.Mock(type="pair", lost="") for _ in range(3)]
+    made._nodes = [b]
+    assert [node_of(1), node_of(2)] == [b, b]
+    made._nodes = [a, b, c]
+    assert [node_of(1), node_of(2)] == [b, b]
+    assert {node_of(3), node_of(4)} == {a, c}
+    b.lost = "lost"
+    assert node_of(1) in (a, c)
+    assert node_of(1) == node_of(1)
+
+
 def test_all_runs_of_a_round_of_repeats_are_done_by_one_node_and_others_by_any(tmp_path: Path) -> None:
     nodes: dict[int, set[str]] = {}
 

@@ -76,13 +76,15 @@ def test_replayed_steps_are_eager_ones_bit_for_bit(fields: dict[str, Any]) -> No
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_each_replay_draws_the_step_s_own_dropout_and_computes_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
     from torch import nn
 
     from poc.frameworks.pytorch import session
     from poc.frameworks.pytorch.networks import registered
 
     def with_dropout(*arguments: Any, **options: Any) -> nn.Module:
-        normalised = nn.utils.weight_norm(nn.Conv2d(3, 3, 1))  # keeps its weight in a plain attribute
+        normalised: Any = nn.utils.weight_norm(nn.Conv2d(3, 3, 1))  # keeps its weight in a plain attribute
+        normalised.best, normalised.mask = float("nan"), torch.eye(3).to_sparse()
         return nn.Sequential(nn.Dropout(0.2), normalised, registered(*arguments, **options))
 
     monkeypatch.setattr(session, "registered", with_dropout)

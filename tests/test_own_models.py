@@ -367,13 +367,17 @@ class Net(nn.Module):
         self.register_buffer("mean", torch.zeros(()), persistent=False)
         self.register_buffer("short", torch.full((2,), 0.3, dtype=torch.bfloat16))
         self.register_buffer("constant", torch.ones(1).expand(3))
+        self.register_buffer("late", None)
 
     def forward(self, images):
         scale = 1.0
+        if self.late is None:
+            self.late = torch.zeros(())
         if self.training:
+            self.late.add_(0.1)
             self.mean.mul_(0.9).add_(images.detach().mean() + 1, alpha=0.1)
             scale = random.choice((0.5, 1.0)) * np.random.choice((0.5, 1.0))
-        return scale * self.last(self.norm(images * self.constant[0] - self.mean).mean(dim=(2, 3)))
+        return scale * (1 + self.late) * self.last(self.norm(images * self.constant[0] - self.mean).mean(dim=(2, 3)))
 
 
 def net(classes):

@@ -263,6 +263,14 @@ def test_a_restart_reaches_what_an_undisturbed_run_does(
         assert reached == pytest.approx(wanted, abs=1e-6)
 
 
+def test_a_worker_that_waits_for_one_that_has_ended_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_END_SECONDS", 0.5)
+    started = shells(**{"worker 0": "true", "worker 1": "sleep 300"})
+    assert processes.watch(started, {}, [], patience=NEVER, has_completed=lambda name: True) is None
+    assert started["worker 1"].poll() is None
+    processes.stop(started.values())
+
+
 def test_ports_are_free_ones_that_no_connection_gets() -> None:
     ports = {processes.free_port("127.0.0.1") for _ in range(20)}
     first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())

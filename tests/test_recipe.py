@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from poc import CIFAR10, SGD, SSP, DistSync, Fixed, Linear, Muon, Recipe, Steps, Synthetic, config, data, frameworks
-from poc.config.run import Run
+from poc.config.run import WARMUP_STEPS, Run
 from poc.host import hardware
 from poc.host.hardware import GPU, Hardware
 from poc.plan import Planned, estimate, plan, select
-from poc.records import timing
 from poc.values import UserError, from_plain, to_plain
 from tests import fake_gpus, simulated
 from tests.builders import MACHINE, run_of
@@ -457,7 +456,7 @@ def test_every_recipe_can_be_planned_and_runs_somewhere(path: Path, quick: bool)
     assert {one.run.kind for one in runs} == {one.run.kind for one in on_both(path, not quick)}
     on_gpus = [one.run for one in runs if one.run.kind == "gpu"]
     assert all(run.steps >= frameworks.load(run.framework).WARMUP_STEPS + run.window for run in on_gpus)
-    assert all(one.run.steps >= timing.WARMUP_STEPS + one.run.window for one in runs)  # else none would be timed
+    assert all(one.run.steps >= WARMUP_STEPS + one.run.window for one in runs)  # else none would be timed
 
 
 @pytest.mark.parametrize("text", DOCUMENTED)

@@ -61,11 +61,12 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     item = Planned(run=run, seconds=start + 400.0 / measured)
     assert estimator.seconds(item) == pytest.approx(start + 2000.0)
     burst = dataclasses.replace(run, seconds=15.0, window=1)
-    assert estimator.seconds(Planned(run=burst, seconds=start + 15.0)) == start + 15.0
-    # However short its time is, it has two windows.
-    two_windows = dataclasses.replace(run, seconds=0.1, window=run.steps // 4)
-    unevaluated = estimator.factor(run) * training_seconds(run, context.machine)
-    assert estimator.seconds(Planned(run=two_windows, seconds=start)) == pytest.approx(start + unevaluated / 2)
+    all_steps = estimator.factor(run) * training_seconds(run, context.machine)
+    warm_up = all_steps * 5 / run.steps
+    assert estimator.seconds(Planned(run=burst, seconds=start + 15.0)) == pytest.approx(start + warm_up + 15.0)
+    # However short its time is, it has windows of warm-up, here two, and one that is timed.
+    brief = dataclasses.replace(run, seconds=0.1, window=3)
+    assert estimator.seconds(Planned(run=brief, seconds=start)) == pytest.approx(start + all_steps * 9 / run.steps)
     # The steps of the breakdown and of the trace come after it.
     detailed = RuntimeEstimator(dataclasses.replace(context, trace_steps=run.steps // 2), records, run.steps // 2)
     assert detailed.seconds(item) == pytest.approx(start + 2000.0 + run.epochs * 20.0)
@@ -85,10 +86,11 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     searching = dataclasses.replace(run, search=Search(low=0.1, high=0.8), tunes=run)  # others fit, and come first
     assert not estimator.fits(Planned(run=searching, seconds=start + 4000.0))
     assert not RuntimeEstimator(dataclasses.replace(context, until=time.monotonic() - 1), []).fits(item)
-    # Of a run by time as many seconds are done as it trained, though it may be far from its last step.
-    for trained, left in ((9.0, 6.0), (99.0, 0.0)):
+    # Of a run by time as much is done as it trained, though it may be far from its last step.
+    for trained, left in ((9.0, 0.4), (99.0, 0.0)):
         save(1, context.checkpoints_of(burst), trained)
-        assert estimator.seconds(Planned(run=burst, seconds=start + 15.0)) == pytest.approx(start + left)
+        remaining = estimator.seconds(Planned(run=burst, seconds=start + 15.0)) - start
+        assert remaining == pytest.approx(left * (warm_up + 15.0))
     # The last checkpoint of a repeat is of no use to another one.
     save(run.steps)
     checkpoint.remove(folder, but=run.steps)

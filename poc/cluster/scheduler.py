@@ -28,7 +28,7 @@ from poc.run.workload import summary
 from poc.values import UserError, from_plain
 
 _SAME_EVERYWHERE = ("RAY_AUTH_MODE", "commit", "python", "numpy")
-_JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 120.0, 2.0, 60.0
+_JOIN_SECONDS, _LOOK_SECONDS, _REPLACE_SECONDS = 120.0, 2.0, 60.0  # the last: until another node replaces a lost one
 
 
 def _key(planned: Planned) -> str:  # without `cores_per_worker`, which depends on the number of hosts
@@ -62,6 +62,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self._nodes: list[Node] = []  # all that were ever seen; a node that comes back is a new one
         self._busy: set[Node] = set()
+        self._rounds: dict[tuple[str, int], Node] = {}  # the node of each round of repeats on a type of nodes
         self._files: dict[str, Any] = {}  # identities of images, and hashes of the sources of own models
         self._sweeps: list[HostSweep] = []
         self._replacing: list[str] = []  # the type of the node for each run that waits for one in place of a lost one
@@ -166,12 +167,10 @@ class Cluster:
         price = self.prices.of(node.type, node.description["versions"]["hardware"])
         total, option = hosts * price.dollars_per_hour if price else None, f'{POC} report --price "{node.type}=DOLLARS"'
         sweep.say(f"\n{summary(sweep.lines(), total, option)}\n")
-        for item in sweep.plan:
-            if item.skip:
-                sweep.do(item)
+        for item in [item for item in sweep.plan if item.skip]:
+            sweep.do(item)
         # Rounds of repeats, so that those of different runs are close in time; the longest run of a round first.
-        sweep.todo = sweep.pending(sweep.plan)
-        sweep.todo.sort(key=lambda item: (item.repeat, -sweep.seconds(item)))
+        sweep.todo = sorted(sweep.pending(sweep.plan), key=lambda item: (item.repeat, -sweep.seconds(item)))
         self._sweeps.append(sweep)
         self.note(self._sweeps)
 
@@ -185,7 +184,6 @@ class Cluster:
                 self._start_runs(pool)
                 if any(sweep.running for sweep in self._sweeps):
                     active = time.monotonic()
-                # A lost node may come back, or another one join.
                 elif not any(sweep.todo for sweep in self._sweeps) or time.monotonic() - active > _REPLACE_SECONDS:
                     return
                 self._change.wait(_LOOK_SECONDS)
@@ -212,7 +210,9 @@ class Cluster:
     def _reserve(self, node_type: str, count: int, round_number: int = 0) -> list[Node]:
         """Reserve free nodes of a type, that of a round of repeats; none if there are fewer than `count`."""
         alive = self._alive(node_type)
-        alive = [alive[round_number % len(alive)]] if round_number else alive  # nodes may differ in speed
+        if round_number and alive:  # nodes may differ in speed
+            self._rounds = {key: node for key, node in self._rounds.items() if not node.lost}
+            alive = [self._rounds.setdefault((node_type, round_number), min(alive, key=[*self._rounds.values()].count))]
         free = [node for node in alive if node not in self._busy]
         nodes = free[:count] if len(free) >= count else []
         self._busy.update(nodes)

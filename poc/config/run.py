@@ -13,6 +13,7 @@ from poc.config.fields import changed, configuration, field, labels
 from poc.config.rates import Schedule, Search
 from poc.values import Count, CountOrZero, Flag
 
+WARMUP_STEPS = 5  # no window that begins in the first steps is timed
 # Fields that do not change what a run computes. A learning rate counts as a number, whatever rule it was computed by.
 _NOT_COMPUTED = ("recipe", "restarts", "lr_rule", "cost", "model_folder", "search", "tunes")
 

@@ -106,9 +106,10 @@ def watch(
         quiet_seconds += min(time.monotonic() - checked, 2 * _CHECK_SECONDS)
         if (heartbeat := _latest_heartbeat(heartbeats)) != last_heartbeat:
             quiet_seconds, last_heartbeat = 0.0, heartbeat
+        limit = patience if len(running) == len(workers) else min(patience, _END_SECONDS)
+        if quiet_seconds > limit and all(map(has_completed, running)):
+            return None  # they hang while they exit, or wait for one that has ended
         if quiet_seconds > patience:
-            if all(map(has_completed, running)):  # they hang while they exit
-                return None
             alive = {name: process.pid for name, process in processes.items() if process.poll() is None}
             stopped = [name for name, pid in alive.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
             hint = "it was stopped (SIGSTOP)" if stopped else "use a larger --patience if steps are that slow"

@@ -25,7 +25,8 @@ def code_hash() -> str:
     found = pkgutil.iter_modules(frameworks.__path__[1:])  # other files there may be results
     homes = [Path(module.module_finder.path, module.name) for module in found]  # type: ignore[union-attr]
     folders = [Path(__file__).resolve().parents[1], *homes]
-    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _CODE]
+    paths = [(path, path.relative_to(folder)) for folder in folders for path in sorted(folder.rglob("*"))]
+    files = [path for path, name in paths if path.suffix in _CODE and not any(part[0] == "." for part in name.parts)]
     files += [home.with_suffix(".py") for home in homes]
     # An editor's lock is a link to nowhere.
     return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()[:8]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Callable
 
+from poc.config.run import WARMUP_STEPS
 from poc.values import UserError, value
 
 PARTS = ("initialise", "warmup", "train", "data", "evaluate", "checkpoint", "rest")
 
-WARMUP_STEPS = 5
 STABLE_WITHIN = 0.10
 WINDOW_SECONDS = 0.5  # least length of a window on GPUs, whose steps are so short that the wait at its end would count
 WARMUP_RULE = (

@@ -7,12 +7,12 @@ from typing import Any, Callable
 
 import numpy as np
 
-from poc.config.run import Run
+from poc.config.run import WARMUP_STEPS, Run
 from poc.data import Batch
 from poc.frameworks import Session
 from poc.records.noise import Norms
 from poc.records.record import COMPLETED, DIVERGED, Evaluation
-from poc.records.timing import WARMUP_STEPS, WINDOW_SECONDS, Clock, Window
+from poc.records.timing import WINDOW_SECONDS, Clock, Window
 
 EXPLODED = 1e4  # mean loss of a window or an evaluation, in nats, from which no run comes back
 LARGEST_PARAMETER = 1e6  # absolute value that no parameter has in a training that learns

@@ -6,9 +6,9 @@ from typing import Any
 from tqdm import tqdm
 
 from poc.config.fields import labels
-from poc.config.run import Run
+from poc.config.run import WARMUP_STEPS, Run
 from poc.records.record import COMPLETED, Record
-from poc.records.timing import WARMUP_STEPS, throughput
+from poc.records.timing import throughput
 from poc.values import counted
 
 _FORMAT = "{desc}, {remaining} left {percentage:3.0f}%|{bar}|"

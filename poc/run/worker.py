@@ -272,10 +272,11 @@ def main() -> None:
     with Path(request["events"]).open("a") as events:
         worker = Worker(request, events)
         outcome = worker.work()
-    sys.stdout.flush()  # what the user's model has printed
     # All events are written. At a normal exit CUDA may crash, and a distributed kvstore waits for other workers; and if
     # the worker were freed before, PyTorch's process group could wait for a thread of Gloo that waits for Python.
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):  # the user's model may have printed
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(outcome != COMPLETED)
 
 

@@ -180,15 +180,16 @@ class TorchSession(Session):
         self._step += 1
         self._samples += len(batch)
 
-    def _attributes(self) -> dict[str, float]:
+    def _attributes(self) -> dict[str, Any]:
         """Return where the tensors of the model are, and the numbers in attributes of its modules, by name."""
         attributes: dict[str, Any] = dict(self._tensors())
         for path, module in self._net.named_modules():
             attributes.update((f"{path}.{name}", each) for name, each in vars(module).items())
         # A tensor with a gradient is made anew in each step: old weight normalisations keep one.
         tensors = {name: each for name, each in attributes.items() if isinstance(each, torch.Tensor)}
-        addresses = {name: each.data_ptr() for name, each in tensors.items() if each.grad_fn is None}
-        return {**addresses, **{name: each for name, each in attributes.items() if isinstance(each, (int, float))}}
+        dense = {name: each for name, each in tensors.items() if each.layout == torch.strided and each.grad_fn is None}
+        numbers = {name: repr(each) for name, each in attributes.items() if isinstance(each, (int, float))}
+        return {**{name: each.data_ptr() for name, each in dense.items()}, **numbers}
 
     def _generators(self) -> bytes:
         """Return the states of the generators of random numbers on the CPU, if it is not the device itself."""
@@ -399,7 +400,13 @@ class TorchSession(Session):
 
     @torch.no_grad()
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for name, tensor in self._tensors():
+        tensors = dict(self._tensors())
+        for name in [key.removeprefix("parameter/") for key in state if key.startswith("parameter/")]:
+            if name not in tensors:  # a buffer that the first pass made
+                path, _, leaf = name.rpartition(".")
+                buffer = torch.from_numpy(np.array(state[f"parameter/{name}"])).to(self._device)
+                setattr(self._net.get_submodule(path), leaf, buffer)
+        for name, tensor in tensors.items():
             saved = state[f"parameter/{name}"]
             if not np.array_equal(optimizers.to_array(tensor), saved):  # some constants cannot be written to
                 tensor.copy_(torch.from_numpy(np.array(saved)))
