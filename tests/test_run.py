@@ -24,7 +24,7 @@ from poc.cli import main
 from poc.host import hardware
 from poc.records import journal, provenance, timing
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, Memory, Record, WorkerResult
-from poc.run import checkpoint
+from poc.run import checkpoint, launcher
 from poc.run.launcher import _occupied, own_cores, own_gpus
 from poc.run.parent import execute, merge_workers
 from poc.run.progress import label, result, varied
@@ -299,6 +299,7 @@ def test_memory_that_others_use_of_its_cards_is_noted(monkeypatch: pytest.Monkey
     library.cards[1]["lost"] = 0
     assert _occupied([gpus[:2]]) == ""
     library.now = 2  # they use 3 GiB
+    monkeypatch.setattr(launcher, "_RELEASE_SECONDS", 0.1)
     assert _occupied([gpus[:2], gpus[2:3]]) == "3 GiB of GPU 0, 3 GiB of GPU 2"
 
 

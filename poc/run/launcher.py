@@ -30,6 +30,7 @@ from poc.run import checkpoint
 from poc.values import UserError, from_plain, value
 
 _INTERRUPTED_SECONDS = 60.0
+_RELEASE_SECONDS = 3.0
 _COMPILER_PATIENCE = 4
 # The fields that gather the events of which there can be several.
 _LISTS = dict(window="windows", evaluation="evaluations", norms="norms", resumed="resumed", unsaved="unsaved")
@@ -307,13 +308,20 @@ def _gpu_variables(run: Run, cards: Sequence[GPU], cores: int, variables: Mappin
 
 
 def _occupied(cards: Sequence[Sequence[GPU]]) -> str:
-    """Say how much memory is in use on each of these GPUs that is not idle."""
-    occupied = []
-    for card in itertools.chain(*cards):
-        with contextlib.suppress(nvml.NoAnswerError):  # the run will say why
-            memory = nvml.query("nvmlDeviceGetMemoryInfo", card.index)
-            if memory and memory.used > nvml.IDLE_BYTES:
-                occupied.append(f"{memory.used / 2**30:.0f} GiB of GPU {card.index}")
+    """Say how much memory is in use on each of these GPUs that is not idle.
+
+    They are asked again after some seconds: for a moment the memory of a process that has ended may count.
+    """
+    for seconds in (_RELEASE_SECONDS, 0.0):
+        occupied = []
+        for card in itertools.chain(*cards):
+            with contextlib.suppress(nvml.NoAnswerError):  # the run will say why
+                memory = nvml.query("nvmlDeviceGetMemoryInfo", card.index)
+                if memory and memory.used > nvml.IDLE_BYTES:
+                    occupied.append(f"{memory.used / 2**30:.0f} GiB of GPU {card.index}")
+        if not occupied:
+            return ""
+        time.sleep(seconds)
     return ", ".join(occupied)
 
 
