@@ -337,3 +337,10 @@ def test_without_signal_or_measurements_there_is_no_noise_scale() -> None:
     assert noise.interval(no_signal, small_batch=8, large_batch=64) == (float("inf"), float("inf"))
     for norms, small, large in (([], 8, 64), (no_signal, 4, 4), (no_signal, 8, 64)):
         assert noise.scale(norms, small_batch=small, large_batch=large) is None
+
+
+@pytest.mark.parametrize("samples", [0, -1])
+def test_a_damaged_evaluation_says_nothing_about_chance(samples: int) -> None:
+    record = record_of(accuracies=(0.1,))
+    damaged = tuple(replace(each, samples=samples) for each in record.evaluations)
+    assert [record.at_chance, replace(record, evaluations=damaged).at_chance] == [True, False]

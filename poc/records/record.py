@@ -173,7 +173,7 @@ class Record(WorkerResult):
     @property
     def at_chance(self) -> bool:
         """True if a training of whole epochs is not more accurate than guessing, by three standard errors."""
-        if not self.run.whole_epochs or not self.evaluations:
+        if not self.run.whole_epochs or not self.evaluations or self.evaluations[-1].samples < 1:  # it is damaged
             return False
         last, guess = self.evaluations[-1], 1 / self.run.data.classes
         return last.accuracy <= guess + 3 * math.sqrt(guess * (1 - guess) / last.samples)
