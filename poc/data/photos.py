@@ -25,7 +25,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 _WIDEST = 4 / 3  # largest ratio of width to height, and of height to width, of a random resized crop
 _CHUNK = 1 << 20
 _TRIES = 10
-_LONGEST = 64  # of the longer side of an image that is scaled, in shorter ones: a whole strip could take gigabytes
+_LONGEST = 64  # longest side that is scaled, in multiples of the shorter one: a whole strip could take gigabytes
 Numbers = npt.NDArray[np.float64]
 
 

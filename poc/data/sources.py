@@ -37,7 +37,8 @@ def load(
     CIFAR-10 or CIFAR-100 comes from `source`, a folder or file in one of the forms of `cifar.find`. Without it, from
     the folder `cache`, then from where MXNet or Keras store it, then from a download. If that fails, or with
     `fallback`, synthetic images of the same shape are used, with a warning. Photos are decoded as they are read. The
-    user's own data sets have paths, and need no `source`; `alive` is called for each of many files.
+    user's own data sets have paths, and need no `source`; `alive` is called after each of their files, so that a caller
+    can show that it makes progress.
 
     Raises UserError if files are missing, damaged or something else, or if `cache` cannot be written.
     """
