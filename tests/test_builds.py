@@ -15,14 +15,14 @@ from poc.__main__ import main
 from poc.cli import advise as advice
 from poc.cli import doctor
 from poc.frameworks import builds, mxnet
-from poc.host import hardware
+from poc.host import hardware, nvml
 from poc.host.hardware import Hardware
 from poc.plan import plan
 from poc.run.launcher import own_gpus
 from tests import fake_gpus, launch, what_runs_where
 from tests.builders import GLUON, recipe_file
 from tests.conftest import needs_torch
-from tests.recorded_nvml import kernel_tree
+from tests.recorded_nvml import GIB, kernel_tree
 
 CU102, CU112, CUDA12, CUDA13 = "mxnet-cu102 1.9.1", "mxnet-cu112 1.9.1", "torch 2.10.0", "torch 2.13.0"
 MODEL = "cifar_resnet8_v2"
@@ -192,6 +192,18 @@ def test_doctor_says_that_different_gpus_are_as_slow_as_the_slowest(simulate: Si
         assert [line.split()[-1] for line in lines] == settings
 
 
+def test_doctor_names_gpus_whose_memory_others_use(simulate: Simulate, capsys: Any) -> None:
+    """Their use is high while the driver starts, and is unknown of a virtual GPU."""
+    for used, cards in ({}, ""), ({0: 1, 1: 3, 3: 3}, "GPU 1, 3: "):
+        simulate("4 V100")
+        for card, gib in used.items():
+            nvml.pynvml.cards[card]["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(used=gib * GIB, total=16 * GIB)
+            del nvml.pynvml.cards[card]["nvmlDeviceGetUtilizationRates"]
+        assert main(["doctor"]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "another process" in line]
+        assert [cards in line and line.endswith("CUDA_VISIBLE_DEVICES=0,2") for line in lines] == [True] * bool(cards)
+
+
 def test_mxnet_is_left_out_where_it_has_no_build(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:
     simulate("1 H100", installed=False)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
@@ -212,7 +224,7 @@ CU112_LIST, CUDA12_LIST = ".venv requirements/mxnet-cu112.txt", ".venv-pytorch r
 
 def test_a_build_for_gpus_stays_while_they_are_hidden(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:
     simulate("no driver", installed=False)
-    monkeypatch.setattr(doctor, "shared_library", Path)
+    monkeypatch.setattr(doctor, "_is_loadable", lambda name: True)
     monkeypatch.setattr(frameworks, "versions", lambda name: {"mxnet-cu112": "1.9.1"} if name == "mxnet" else {})
     assert main(["environment"]) == 0
     assert capsys.readouterr().out.splitlines() == [CU112_LIST]

@@ -16,7 +16,6 @@ from poc import data, frameworks
 from poc.cli.options import HOME, Options
 from poc.config import CIFAR10
 from poc.frameworks import Build, builds
-from poc.frameworks.builds import shared_library
 from poc.host import hardware, nvml
 from poc.host.environment import cache
 from poc.host.hardware import Hardware
@@ -26,7 +25,6 @@ from poc.values import UserError, counted
 _FREE_GIGABYTES = 2.0  # disk space for data and results
 # NCCL's processes exchange data in shared memory; its size in a container by default, in bytes, is too small for that.
 _SHARED_MEMORY, _DOCKER_SHARED_MEMORY = Path("/dev/shm"), 64 << 20  # noqa: S108
-_IDLE_PERCENT = 10  # use of a GPU that may be idle
 _EXTRAS = ("dev", "ray", "horovod")
 _MXNET_LIBRARIES = {"libquadmath.so.0": "libquadmath0", "libgomp.so.1": "libgomp1"}
 
@@ -112,7 +110,7 @@ def _missing_packages() -> str:
 
 
 def _is_loadable(library: str) -> bool:
-    """Return whether this Python, which imports MXNet, finds a library: conda's looks in its own folder, too."""
+    """Return whether this Python finds a library: in the folders of the system, and conda's in its own, too."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -136,9 +134,9 @@ def _warnings(machine: Hardware) -> Iterator[str]:
         yield f"{', '.join(names)}: {slowest}; for equal ones: export CUDA_VISIBLE_DEVICES={equal}"
     idle, busy = list[int](), list[int]()
     for gpu in machine.gpus:
-        rates, memory = (nvml.query(f"nvmlDeviceGet{name}", gpu.index) for name in ("UtilizationRates", "MemoryInfo"))
-        is_busy = rates and memory and (rates.gpu > _IDLE_PERCENT or memory.used > nvml.IDLE_BYTES)
-        (busy if is_busy else idle).append(gpu.index)
+        # Its use would not tell: it is high while the driver starts, as for each process without persistence mode.
+        memory = nvml.query("nvmlDeviceGetMemoryInfo", gpu.index)
+        (busy if memory and memory.used > nvml.IDLE_BYTES else idle).append(gpu.index)
     if busy:
         advice = f"export CUDA_VISIBLE_DEVICES={nvml.cuda_setting(idle)}" if idle else "see nvidia-smi"
         yield f"GPU {', '.join(map(str, busy))}: in use by another process, which makes runs slower: {advice}"
@@ -161,7 +159,7 @@ def environment(options: Options) -> None:
         raise UserError(f"--framework: {options.framework} has no build for {platform.machine()}")
     if offered := dict(_offered(machine, wanted)):
         wanted = frameworks.wanted(machine, named, options.framework, offered)
-    if not machine.gpus and shared_library("libcuda.so.1"):  # they are hidden, or the driver waits for a restart
+    if not machine.gpus and _is_loadable("libcuda.so.1"):  # they are hidden, or the driver waits for a restart
         for name in wanted:
             gpu_builds = [build for build in frameworks.available(name, machine) if build.code]
             installed = (build for build in gpu_builds if build.is_installed(frameworks.versions(name)))
