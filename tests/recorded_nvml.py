@@ -38,7 +38,7 @@ class RecordedNVML:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         if self.now >= self.cards[index].get("lost", float("inf")):
-            raise pynvml.NVMLError_GpuIsLost
+            raise pynvml.NVMLError(self.cards[index].get("error", pynvml.NVML_ERROR_GPU_IS_LOST))
         if "denied" in self.cards[index]:
             raise pynvml.NVMLError_NoPermission
         return index

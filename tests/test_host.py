@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import pynvml
 import pytest
 
 from poc.host import control_groups, environment, hardware, nvml, waiting
@@ -55,11 +56,12 @@ def test_the_cards_that_cuda_uses(setting: str, cards: list[int], monkeypatch: p
 
 
 def test_a_lost_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(eight_cards(), monkeypatch).cards[2].update(lost=0)
-    with pytest.raises(UserError, match=r"^GPU 2 .*CUDA_VISIBLE_DEVICES"):
-        hardware.detect()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,GPU-3f00")
-    assert [gpu.index for gpu in hardware.detect().gpus] == [0, 1, 3]
+    for lost in ({"lost": 0}, {"lost": 0, "error": pynvml.NVML_ERROR_UNKNOWN}):
+        use(eight_cards(), monkeypatch).cards[2].update(lost)
+        with pytest.raises(UserError, match=r"^GPU 2 .*CUDA_VISIBLE_DEVICES"):
+            hardware.detect()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,GPU-3f00")
+        assert [gpu.index for gpu in hardware.detect().gpus] == [0, 1, 3]
 
 
 def test_a_divided_card_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +98,7 @@ def test_cards_that_a_control_group_denies_do_not_count(monkeypatch: pytest.Monk
 def test_workers_get_uuids_where_cuda_numbers_cards_unlike_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = use(eight_cards(), monkeypatch).cards
     assert nvml.cuda_setting([3, 2]) == "3,2"
-    for card, changes in ((1, {"nvmlDeviceGetMigMode": [1, 1]}), (7, {"denied": True})):
+    for card, changes in ((1, {"nvmlDeviceGetMigMode": [1, 1]}), (7, {"denied": True}), (1, {"lost": 0})):
         usual, cards[card] = cards[card], {**cards[card], **changes}
         assert nvml.cuda_setting([3, 2]) == "GPU-3f00,GPU-2f00"
         cards[card] = usual

@@ -24,6 +24,7 @@ THROTTLE_REASONS = {
 
 IDLE_BYTES = 2 << 30  # memory that may be in use on an idle GPU, by its driver
 
+_DENIED = pynvml.NVML_ERROR_NO_PERMISSION  # by a control group
 # After these errors no further query is answered; any other error concerns a single query.
 _FATAL = {
     pynvml.NVML_ERROR_UNINITIALIZED,
@@ -46,6 +47,9 @@ def query(function: str, gpu: int | None = None, *arguments: int) -> Any:
     _initialise(pynvml)
     try:
         handle = [] if gpu is None else [pynvml.nvmlDeviceGetHandleByIndex(gpu)]
+    except pynvml.NVMLError as error:
+        raise NoAnswerError(str(error)) from None
+    try:
         answer = getattr(pynvml, function)(*handle, *arguments)
     except pynvml.NVMLError as error:
         if error.value in _FATAL:
@@ -69,7 +73,7 @@ def visible_gpus() -> list[int]:
     If one is named twice, none is used. Indices do not count GPUs that a control group denies, so that in a job of
     Slurm 0 is the first that it may use.
     """
-    gpus = [gpu for gpu in range(query("nvmlDeviceGetCount") or 0) if not _is_denied(gpu)]
+    gpus = [gpu for gpu in range(query("nvmlDeviceGetCount") or 0) if _error(gpu) != _DENIED]
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         return gpus
@@ -91,21 +95,21 @@ def visible_gpus() -> list[int]:
 def cuda_setting(gpus: Sequence[int]) -> str:
     """Return CUDA_VISIBLE_DEVICES for these GPUs: their indices, or UUIDs where CUDA numbers GPUs unlike the driver.
 
-    CUDA does not count GPUs that a control group denies, and counts divided ones after all others.
+    CUDA does not count GPUs that a control group denies, perhaps no lost ones, and counts divided ones last.
     """
     with contextlib.suppress(NoAnswerError):  # CUDA will say why
-        if any(_is_denied(gpu) or is_divided(gpu) for gpu in range(query("nvmlDeviceGetCount") or 0)):
+        if any(_error(gpu) or is_divided(gpu) for gpu in range(query("nvmlDeviceGetCount") or 0)):
             return ",".join(str(query("nvmlDeviceGetUUID", gpu)) for gpu in gpus)
     return ",".join(map(str, gpus))
 
 
-def _is_denied(gpu: int) -> bool:
-    """Return whether a control group denies a GPU to this process; the driver counts it all the same."""
+def _error(gpu: int) -> int:
+    """Return the driver's error for a GPU that it counts but this process cannot use; 0 if it can."""
     try:
         pynvml.nvmlDeviceGetHandleByIndex(gpu)
     except pynvml.NVMLError as error:
-        return bool(error.value == pynvml.NVML_ERROR_NO_PERMISSION)
-    return False
+        return int(error.value)
+    return 0
 
 
 def is_divided(gpu: int) -> bool:
