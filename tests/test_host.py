@@ -14,6 +14,7 @@ import psutil
 import pynvml
 import pytest
 
+from poc.__main__ import main
 from poc.host import control_groups, environment, hardware, nvml, waiting
 from poc.records.record import COMPLETED
 from poc.run import launcher
@@ -151,6 +152,12 @@ def test_a_card_without_a_driver_is_seen_on_the_bus_unless_it_is_a_screens(
         use(library, monkeypatch)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
         assert (hardware.detect().gpus, hardware.gpu_problem()) == ((), "")
+
+
+def test_a_name_from_the_firmware_may_be_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "product_name").write_bytes(b"\xff\xff Server\n")
+    monkeypatch.setattr(hardware, "PRODUCT_NAME", tmp_path / "product_name")
+    assert main(["doctor"]) == 0
 
 
 # Control groups
