@@ -277,6 +277,16 @@ def test_the_speed_of_a_cpu_is_that_of_its_quota(monkeypatch: pytest.MonkeyPatch
     assert (machine.cores, machine.cpu_flops) == (2, 2 * 1024**3 / 32)
 
 
+def test_a_cpu_without_such_instructions_has_the_kernels_that_its_library_chooses(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """OpenBLAS takes a variable without a name for an unknown CPU: on Arm it then uses its oldest kernels."""
+    monkeypatch.setenv("OPENBLAS_VERBOSE", "2")
+    monkeypatch.setattr(hardware, "_cpuinfo", lambda field: "")
+    assert hardware._product_seconds.__wrapped__() > 0
+    assert "not found" not in capfd.readouterr().err
+
+
 @contextlib.contextmanager
 def memory_group(settings: Mapping[str, object]) -> Iterator[list[str]]:
     """Make a real control group with these settings and another inside it; yield the start of a command to run there.
