@@ -22,6 +22,8 @@ RUN apt-get update \
 RUN mkdir -m 1777 /cache
 ENV POC_CACHE=/cache PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Google's Kubernetes has the driver's libraries there, and leaves it to the image to name the folder.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 WORKDIR /poc
 
 COPY requirements.txt .
