@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from poc import published
-from poc.published import Study
+from poc.published import Study, prices
 from poc.records.row import Row
 from poc.report.sections import details
 from poc.values import UserError
@@ -29,6 +29,12 @@ def test_a_batch_of_the_keras_study_is_per_gpu_and_its_address_is_of_one_version
         assert (row.batch_per_device, row.global_batch, row.scaling) == (batch, batch * row.devices, "weak")
     (address,) = (study.address for study in STUDIES if study.name == "keras_multi_gpu")
     assert re.search(r"/blob/[0-9a-f]{40}/", address)
+
+
+def test_a_machine_of_azure_is_known_by_its_full_name_too() -> None:
+    known = prices.load({})
+    short = [name for name in known if name.startswith("NC")]
+    assert [known.of(f"Standard_{name}") for name in short] == [known[name] for name in short]
 
 
 def test_seconds_and_speeds_of_the_main_study_that_differ_by_more_than_a_tenth_are_flagged() -> None:
