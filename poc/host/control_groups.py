@@ -31,12 +31,12 @@ def core_seconds(group: Path) -> float | None:
     return int(nanoseconds) / 1e9 if nanoseconds else None
 
 
-def memory_limit(system: Path = Path("/")) -> int | None:
-    """Return the bytes that the processes of this group may use together; None if unlimited."""
+def memory_limit(system: Path = Path("/")) -> float:
+    """Return the bytes that the processes of this group may use together, or infinity."""
     # Above memory.high the kernel slows processes down until they hardly run.
     limits = [text(group / f"memory.{name}") for group in _groups("", system) for name in ("max", "high")]
     limits += [text(group / "memory.limit_in_bytes") for group in _groups("memory", system)]
-    return min((int(limit) for limit in limits if limit.isdigit()), default=None)
+    return min((int(limit) for limit in limits if limit.isdigit()), default=math.inf)
 
 
 def memory_kills(system: Path = Path("/")) -> int | None:

@@ -37,9 +37,8 @@ def inherited_variables(environ: Mapping[str, str] = os.environ) -> dict[str, st
 
 def speed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the inherited variables that change speed, sorted by name: part of the identity of a setting."""
-    inherited = sorted(inherited_variables(environ).items())
-    changing_speed = (item for item in inherited if item[0].startswith(_RECORDED))
-    return {name: setting for name, setting in changing_speed if not name.endswith(_SPEED_NEUTRAL_ENDINGS)}
+    recorded = (item for item in inherited_variables(environ).items() if item[0].startswith(_RECORDED))
+    return {name: setting for name, setting in sorted(recorded) if not name.endswith(_SPEED_NEUTRAL_ENDINGS)}
 
 
 def cache() -> Path:

@@ -158,8 +158,7 @@ def usable_cores(system: Path = Path("/")) -> int:
 
 def usable_memory(system: Path = Path("/")) -> int:
     """Return the machine's memory in bytes, or the limit of this process's control groups if lower."""
-    limits = psutil.virtual_memory().total, control_groups.memory_limit(system)
-    return min(int(limit) for limit in limits if limit is not None)
+    return int(min(psutil.virtual_memory().total, control_groups.memory_limit(system)))
 
 
 def core_times(system: Path = Path("/")) -> tuple[int, float, float]:

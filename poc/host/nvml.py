@@ -114,8 +114,7 @@ def _error(gpu: int) -> int:
 
 def is_divided(gpu: int) -> bool:
     """Return whether a GPU is divided into MIG instances, each a part of its processors and memory."""
-    try:
+    modes = None
+    with contextlib.suppress(NoAnswerError):
         modes = query("nvmlDeviceGetMigMode", gpu)
-    except NoAnswerError:
-        return False
     return bool(modes and modes[0])  # the current mode, and that after the next reset
