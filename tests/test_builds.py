@@ -214,6 +214,8 @@ def test_mxnet_is_left_out_where_it_has_no_build(simulate: Simulate, monkeypatch
     (line,) = (line for line in printed.err.splitlines() if "aarch64" in line)
     assert "mxnet" in line
     assert main(["environment", "--framework", "mxnet"]) == 2
+    assert main(["doctor"]) == 0
+    assert "MXNet" not in capsys.readouterr().out  # it is not missing
 
 
 MXNET, TORCH_CPU = ".venv requirements/mxnet.txt", [".venv requirements/torch.txt", ".venv requirements/torch-cpu.txt"]

@@ -75,7 +75,7 @@ def _facts(options: Options) -> Iterator[tuple[str, str]]:
     checkpoints = cache() / "checkpoints"
     if megabytes := _size(checkpoints) // 10**6:
         yield "disk", f"{megabytes:,} MB in {checkpoints}: unfinished runs continue from there; delete it to drop them"
-    yield from (("missing", line) for line in _missing(wanted))
+    yield from (("missing", line) for line in _missing(machine, wanted))
     yield from (("warning", line) for line in _warnings(machine))
 
 
@@ -88,13 +88,13 @@ def _size(folder: Path) -> int:
     return size
 
 
-def _missing(wanted: Mapping[str, Build]) -> Iterator[str]:
+def _missing(machine: Hardware, wanted: Mapping[str, Build]) -> Iterator[str]:
     """Say what else this machine lacks, and how to get it."""
     for name in frameworks.FRAMEWORKS:
         build = wanted.get(name)
         if build and not build.is_installed(frameworks.versions(name)):
             yield f"{build}: ./make_environment.sh"
-        elif build is None and not frameworks.has_any_build(name):
+        elif build is None and frameworks.available(name, machine) and not frameworks.has_any_build(name):
             yield f"{frameworks.load(name).LABEL} (optional): ./make_environment.sh --torch"
     if "mxnet" in wanted and (packages := _missing_packages()):
         yield f"system libraries of MXNet: {packages}"
