@@ -147,7 +147,8 @@ def _unused(device: Path, why: str) -> str:
     if vendor == "0x1002" and device_class.startswith(_AMD_CLASSES):
         return f"{name} is an AMD GPU; only NVIDIA's are supported"
     if vendor == "0x10de" and device_class.startswith(_NVIDIA_CLASSES):
-        return f"{name} is an NVIDIA GPU, but {why}; repair the driver, or start the container with --gpus"
+        remedy = "restart the machine or the container (with --gpus), or repair the driver"
+        return f"{name} is an NVIDIA GPU, but {why}; {remedy}"
     return ""
 
 
