@@ -117,8 +117,8 @@ def gpu_problem() -> str:
             advice = "use whole GPUs (sudo nvidia-smi -mig 0), or name the others in CUDA_VISIBLE_DEVICES"
             return f"GPU {divided[0]} is divided into MIG instances; {advice}"
         if nvml.query("nvmlDeviceGetCount"):
-            if nvml.visible_gpus():
-                return _cuda_problem()
+            if visible := nvml.visible_gpus():
+                return _cuda_problem(visible)
             if setting == "unset":
                 return "a control group denies all GPUs: request some for this job (Slurm: --gpus=1)"
             is_unknown = re.match(r"GPU-|\d|all$", setting)  # "all" is Docker's word, CUDA has none for it
@@ -130,11 +130,12 @@ def gpu_problem() -> str:
     return next(filter(None, (_unused(device, why) for device in sorted(PCI_DEVICES.glob("*")))), "")
 
 
-def _cuda_problem() -> str:
-    """Return why CUDA does not start though the driver answers; empty if it does, or its library is elsewhere."""
+def _cuda_problem(gpus: Sequence[int]) -> str:
+    """Return why CUDA does not start on `gpus` that answer; empty if it does, or its library is elsewhere."""
     probe = "import ctypes; print('\\nCUDA: error', ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": nvml.cuda_setting(gpus)}  # in the numbers that workers get
     try:
-        done = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, timeout=60)
+        done = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, timeout=60, env=environment)
     except subprocess.TimeoutExpired:
         return f"CUDA does not start within a minute: {_CUDA_HINT}"
     error = re.search(rb"^CUDA: error ([1-9]\d*)$", done.stdout, re.MULTILINE)  # a preloaded library may print, too
