@@ -157,8 +157,7 @@ def environment(options: Options) -> None:
     wanted = frameworks.wanted(machine, named, options.framework)
     if not wanted:
         raise UserError(f"--framework: {options.framework} has no build for {platform.machine()}")
-    if offered := dict(_offered(machine, wanted)):
-        wanted = frameworks.wanted(machine, named, options.framework, offered)
+    wanted = frameworks.wanted(machine, named, options.framework, dict(_offered(machine, wanted)))
     if not machine.gpus and _is_loadable("libcuda.so.1"):  # they are hidden, or the driver waits for a restart
         for name in wanted:
             gpu_builds = [build for build in frameworks.available(name, machine) if build.code]

@@ -148,8 +148,7 @@ def _unused(device: Path, why: str) -> str:
     if vendor == "0x1002" and device_class.startswith(_AMD_CLASSES):
         return f"{name} is an AMD GPU; only NVIDIA's are supported"
     if vendor == "0x10de" and device_class.startswith(_NVIDIA_CLASSES):
-        remedy = "restart the machine or the container (with --gpus), or repair the driver"
-        return f"{name} is an NVIDIA GPU, but {why}; {remedy}"
+        return f"{name} is an NVIDIA GPU, but {why}; restart machine or container (with --gpus), or repair the driver"
     return ""
 
 
