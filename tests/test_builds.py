@@ -232,6 +232,13 @@ def test_a_build_for_gpus_stays_while_they_are_hidden(simulate: Simulate, monkey
     assert capsys.readouterr().out.splitlines() == [CU112_LIST]
 
 
+def test_a_gpu_that_cannot_be_used_is_named_before_packages_are_downloaded(simulate: Simulate, capsys: Any) -> None:
+    simulate("4 V100", installed=False)
+    nvml.pynvml.cards[2]["nvmlDeviceGetMigMode"] = [1, 1]
+    assert main(["environment"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("GPU 2 is divided")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "lines"),
     [

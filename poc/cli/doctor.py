@@ -172,7 +172,7 @@ def environment(options: Options) -> None:
     if options.horovod and not all(map(shutil.which, ("g++", "cmake", "make"))):
         raise UserError("compiling Horovod needs a compiler: sudo apt-get install g++ cmake make")
     if new := {name: each for name, each in wanted.items() if not each.is_installed(frameworks.versions(name))}:
-        print("\n".join(_builds(machine, wanted)), file=sys.stderr)
+        print(*filter(None, [*_builds(machine, wanted), hardware.gpu_problem()]), sep="\n", file=sys.stderr)
         gigabytes = sum(build.gigabytes for build in new.values()) + _FREE_GIGABYTES
         # An environment that is replaced does not count: its files may be links to those in the cache of uv.
         free = shutil.disk_usage(HOME).free / 1e9
