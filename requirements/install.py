@@ -173,7 +173,8 @@ class Installer:
                 return self._go_offline()
             lacking = f", which lacks {self._lacking}" if self._lacking else ""
             offline = f"Without a network: --installed, with the packages of {self.python}{lacking}."
-            retry = f"run this again to retry, or first delete {environment}. {offline}"
+            less = "" if name == "common.txt" else " --framework NAME installs one framework only."
+            retry = f"run this again to retry, or first delete {environment}.{less} {offline}"
             stop(f"Installing requirements/{name} failed (see above); {retry}")
         shutil.copy(LISTS / name, environment / MARK)
         begun.unlink()
