@@ -258,7 +258,10 @@ def test_a_batch_without_a_completed_candidate_and_an_interrupted_rung_are_no_re
         (subject,) = results.subjects()
         rates = search.found(results, subject)
         assert [*rates.global_batch] == [128]
-        assert "1,024" in str(search.blocks(results, subject, rates))
+        assert "At global batch 1,024" in str(search.blocks(results, subject, rates))
+        # Lower rates would not help those that failed for another reason, and are tried again.
+        results = results_of(*(replace(each, outcome=FAILED) if each.run in candidates else each for each in made))
+        assert "At global batch 1,024" not in str(search.blocks(results, subject, search.found(results, subject)))
     (*_, paused) = [each for each in made if each.run.pause_after]
     later = replace(paused, started="2030-01-01T00:00:00+00:00", outcome=FAILED, reason=INTERRUPTED)
     assert {*search.candidates(results_of(*made, later)).outcome} == {"completed"}
@@ -280,8 +283,13 @@ def test_a_search_that_ended_while_the_accuracy_rose_says_so(
     assert [line["is_cut_short"] for line in found(results)] == [False, False]
     whole = [each for each in made if each.run.search and not each.run.pause_after]
     last = max(whole, key=lambda each: each.run.learning_rate)  # the third of one of two seeds
-    lines = found(results_of(*(with_accuracy(each, 0.9) if each is last else each for each in made)))
-    assert [line["is_cut_short"] for line in lines] == [False, True]
+    better = [with_accuracy(each, 0.9) if each is last else each for each in made]
+    assert [line["is_cut_short"] for line in found(results_of(*better))] == [False, True]
+    # If the next higher rate has diverged, the search is at its end.
+    higher = [each.run for each in made if each.run.learning_rate > last.run.learning_rate and each.run.pause_after]
+    next_higher = min(run.learning_rate for run in higher)
+    diverged = diverging(better, {run.id for run in higher if run.learning_rate == next_higher})
+    assert [line["is_cut_short"] for line in found(results_of(*diverged))] == [False, False]
     # Both seeds found the lowest rate that one of them trained to the end; the other one trained a lower one, too.
     records = journal.read([simulated.write_journal("8 A100", "search", tmp_path)])
     lines = found(results_of(*records))

@@ -1,6 +1,7 @@
 """The learning rates that searches found, against those of the linear and of the square-root rule."""
 
 import re
+import statistics
 from typing import Any
 
 import pandas as pd
@@ -59,8 +60,8 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
     `square_root` are the median test accuracies with that rate and with those of the rules, whose rates are from
     `linear_low` and `square_root_low` to `linear_high` and `square_root_high`. `spent` are the epochs of all
     candidates, `grid` those of the full grid. `at_edge` is true if the best rate of a seed is `lowest` or `highest`,
-    the first or the last that was tried, else `is_cut_short` if at least half of the seeds' best ones are the first or
-    the last of those that were trained to the end with any seed.
+    the first or the last that was tried, else `is_cut_short` if at least half of the seeds' best ones have a neighbour
+    that could have been trained to the end and was not, with any seed.
     """
     lines = []
     rows = _candidates_of(results, subject) if subject else candidates(results)
@@ -75,8 +76,10 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
         line["with"] = " or ".join(filter(None, winners["with"].unique()))
         line.update(lowest=group.lr.min(), highest=group.lr.max())
         line["at_edge"] = winners.lr.isin([line["lowest"], line["highest"]]).any()
-        rates = group.lr[group.length != PAUSED]
-        line["is_cut_short"] = not line["at_edge"] and winners.lr.isin([rates.min(), rates.max()]).mean() >= 0.5
+        # Only a candidate that is paused could have been trained further, not one that diverged before.
+        rates, ended = sorted({*group.lr}), {*group.lr[(group.length != PAUSED) | (group.outcome != COMPLETED)]}
+        ends_early = [not ended.issuperset(rates[max(0, at - 1) : at + 2]) for at in map(rates.index, winners.lr)]
+        line["is_cut_short"] = not line["at_edge"] and statistics.fmean(ends_early) >= 0.5
         over = group[group.seed.isin(winners.seed)]
         line.update(spent=over.epochs.sum(), grid=(winners.candidates * winners.epochs).sum())
         line["incomplete"] = (over.outcome != COMPLETED).sum()
@@ -172,8 +175,8 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
     not_found = [
         f"At global batch {batch:,.0f} no candidate completed: search lower rates, or use a smaller batch."
         for batch, each in rows.groupby("global_batch")
-        # Of those that were trained to the end, if any was.
-        if (repeats.some_or_all(each, each.length != PAUSED).outcome != COMPLETED).all()
+        # Of those that were trained to the end, if any was. What failed is tried again.
+        if repeats.some_or_all(each, each.length != PAUSED).outcome.isin({*SETTLED} - {COMPLETED}).all()
     ]
     if not len(rates):
         return [" ".join(not_found)] if not_found else []
