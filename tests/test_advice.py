@@ -99,6 +99,11 @@ def test_the_interval_of_a_measurement_is_that_of_its_windows_and_of_runs() -> N
     assert advise.measured_speed(record) == pytest.approx((100, 100 / factor, 100 * factor))
 
 
+def test_a_noisy_measurement_is_called_so() -> None:
+    lines = [advise.measured_run(record_of(others_busy_cores=cores)) for cores in (0.01, 1.0)]
+    assert ["noisy" in line for line in lines] == [False, True]
+
+
 def test_nine_in_ten_clean_repeats_are_inside_the_interval_of_the_first_windows_of_another() -> None:
     records = [each for each in journal.read(journal.paths(HOME / "reference")) if each.timed and not each.is_noisy]
     records = [each for each in records if each.run.kind == "cpu"]

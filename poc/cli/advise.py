@@ -90,8 +90,7 @@ def advise(options: Options) -> int:
     if any(record.outcome != COMPLETED for record in records):
         return 1
     speeds = {record.run.devices: measured_speed(record) for record in records}
-    for record in records:
-        print(f"Measured on {record.dataset} images: run {record.run.id}, {record.run}")
+    print("\n".join(map(measured_run, records)))
     listed = choices(setting, speeds, price, len(machine.gpus))
     rows = [[*choice[:4], choice.machines, choice.dollars] for choice in listed]
     headers = ["devices", "global batch", "samples/s (90% interval)", "hours", "machines", "dollars"]
@@ -101,6 +100,13 @@ def advise(options: Options) -> int:
         print("The price of this machine is unknown: give --price DOLLARS, or --machine INSTANCE_TYPE.")
     write_report(options, known_prices)
     return 0
+
+
+def measured_run(record: Record) -> str:
+    """Return a line that names a short run, and says if its interval does not hold because others were busy."""
+    line = f"Measured on {record.dataset} images: run {record.run.id}, {record.run}"
+    noisy = "; noisy: others used its cores or GPUs, so its interval does not hold, and it is worth a repeat"
+    return line + noisy if record.is_noisy else line
 
 
 def first_setting(recipe: Recipe, machine: Hardware) -> Setting:
