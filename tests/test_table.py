@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,13 @@ def test_nine_in_ten_intervals_contain_the_noise_scale(count: int) -> None:
         low, high = noise.interval(norms, small_batch=8, large_batch=64)
         inside += low < 9.0 < high
     assert 0.87 <= inside / 200 <= 0.93
+
+
+def test_the_interval_of_a_long_training_takes_a_second_or_less() -> None:
+    norms = [Norms(step=step, small=2.0 + step % 3, large=1.0) for step in range(20_000)]
+    began = time.process_time()
+    noise.interval(norms, small_batch=8, large_batch=64)
+    assert time.process_time() - began < 3
 
 
 def test_without_signal_or_measurements_there_is_no_noise_scale() -> None:

@@ -7,6 +7,9 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from poc.values import value
 
@@ -30,13 +33,13 @@ def scale(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> floa
     """
     if not norms or small_batch >= large_batch:
         return None
-    variance, signal = _estimates(norms, small_batch, large_batch)
+    small, large = (statistics.fmean(getattr(pair, name) for pair in norms) for name in ("small", "large"))
+    variance, signal = _estimates(small, large, small_batch, large_batch)
     return variance / signal if signal > 0 and variance > 0 else None
 
 
-def _estimates(norms: Sequence[Norms], small_batch: int, large_batch: int) -> tuple[float, float]:
-    """Return the estimates of S and |G|^2."""
-    small, large = (statistics.fmean(getattr(pair, name) for pair in norms) for name in ("small", "large"))
+def _estimates(small: Any, large: Any, small_batch: int, large_batch: int) -> tuple[Any, Any]:
+    """Return the estimates of S and |G|^2 from the mean squared norms."""
     signal = (large_batch * large - small_batch * small) / (large_batch - small_batch)
     return (small - large) / (1 / small_batch - 1 / large_batch), signal
 
@@ -51,14 +54,13 @@ def interval(norms: Sequence[Norms], *, small_batch: int, large_batch: int) -> t
     from scipy.special import stdtrit  # the quantile of Student's t; plan and workers need not wait for it
 
     length = max(1, round(len(norms) ** (1 / 3)))
-    blocks = [norms[start : start + length] for start in range(len(norms) - length + 1)]
-    draws = random.Random(0)
-    scales = []
-    for _ in range(_RESAMPLES):
-        resample = [pair for _ in range(-(-len(norms) // length)) for pair in draws.choice(blocks)]
-        variance, signal = _estimates(resample, small_batch, large_batch)
-        scales.append(max(0.0, variance) / signal if signal > 0 else math.inf)
-    scales.sort()
+    pairs = np.array([(pair.small, pair.large) for pair in norms])
+    means = np.lib.stride_tricks.sliding_window_view(pairs, length, axis=0).mean(axis=-1)  # of each block
+    draws, shape = random.Random(0), (_RESAMPLES, -(-len(norms) // length))
+    chosen = [draws.choice(range(len(means))) for _ in range(math.prod(shape))]
+    small, large = means[chosen].reshape(*shape, 2).mean(axis=1).T
+    estimates = zip(*_estimates(small, large, small_batch, large_batch))
+    scales = sorted(max(0.0, variance) / signal if signal > 0 else math.inf for variance, signal in estimates)
     count = len(norms) / length
     percentile = statistics.NormalDist().cdf(-math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.95))
     below = int(_RESAMPLES * percentile)
