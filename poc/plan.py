@@ -132,22 +132,22 @@ def _searches(settings: Iterable[Setting], hardware: Hardware, common: dict[str,
         framework_choice = choice
         batches.append(tuple(search.candidates(dataclasses.replace(run, tunes=training, search=rates))))
     if batches:
-        run, seconds = batches[0][0], _search_seconds(batches, hardware)
+        run, seconds = batches[0][0], search_seconds(batches, hardware)
         planned.append(Planned(run=run, searched=tuple(batches), seconds=seconds, framework_choice=framework_choice))
     return planned
 
 
-def _search_seconds(batches: Iterable[tuple[Run, ...]], hardware: Hardware) -> float:
-    """Return an estimate of the wall time of a search that drops no candidate early, with all its trainings."""
+def search_seconds(batches: Iterable[tuple[Run, ...]], hardware: Hardware, pace: float = 1.0) -> float:
+    """Return an estimate, as `estimate`, of a search that drops no candidate early, with all its trainings."""
     seconds = 0.0
     for number, candidates in enumerate(batches):
         first = candidates[0]
         starts = len(candidates) + search.rungs(first.epochs, len(candidates))[1]
         epochs = search.rung_epochs(first.epochs, len(candidates))
         start = START_SECONDS[first.kind]
-        seconds += starts * start + (estimate(first, hardware) - start) * epochs / first.epochs
+        seconds += starts * start + (estimate(first, hardware, pace) - start) * epochs / first.epochs
         has_rules = number > 0 and first.search and first.search.rules
-        seconds += estimate(first.tunes or first, hardware) * (3 if has_rules else 1)
+        seconds += estimate(first.tunes or first, hardware, pace) * (3 if has_rules else 1)
     return seconds
 
 

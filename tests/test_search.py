@@ -320,6 +320,13 @@ def test_the_test_set_is_read_for_the_chosen_rates_only(tmp_path: Path, test_rea
     assert again.do(again.plan[0], None)
 
 
+def test_on_a_slower_machine_than_planned_a_search_takes_longer_and_its_starts_do_not(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path)
+    sweep.estimator.factor = lambda run: 3.0  # type: ignore[method-assign]
+    starts = START_SECONDS["cpu"] * (2 * (4 + 3) + 1 + 3)
+    assert sweep.seconds(sweep.plan[0]) == pytest.approx(starts + 3 * (sweep.plan[0].seconds - starts))
+
+
 def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
     tmp_path: Path, test_reads: Counter[str]
 ) -> None:

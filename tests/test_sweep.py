@@ -70,6 +70,8 @@ def test_estimates_follow_what_was_measured(tmp_path: Path) -> None:
     # The steps of the breakdown and of the trace come after it.
     detailed = RuntimeEstimator(dataclasses.replace(context, trace_steps=run.steps // 2), records, run.steps // 2)
     assert detailed.seconds(item) == pytest.approx(start + 2000.0 + run.epochs * 20.0)
+    paused = dataclasses.replace(item, run=dataclasses.replace(run, pause_after=1))  # it has neither of them
+    assert detailed.seconds(paused) == pytest.approx(start + 2000.0)
     assert not estimator.fits(item)
     # A run that was begun counts from its checkpoint on, and continues though it does not fit.
     folder, conditions = context.checkpoints_of(run), context.conditions_of(run)

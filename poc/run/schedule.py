@@ -120,7 +120,7 @@ class RuntimeEstimator:
     """Estimate how long runs take on this machine: the plan's estimates, corrected by what earlier runs took."""
 
     def __init__(self, context: RunContext, records: Iterable[Record], profiled_steps: int = 0) -> None:
-        """Learn from `records`; `profiled_steps` follow each run (--detail), and those of its trace."""
+        """Learn from `records`; `profiled_steps` follow each whole run (--detail), and those of its trace."""
         self._context = context
         self._steps_after = profiled_steps + context.trace_steps
         self.begins_longer = False  # whether also runs fit that only a later command can end
@@ -152,7 +152,8 @@ class RuntimeEstimator:
             training = seconds_at_most(run, self.factor(run) * training_seconds(run, self._context.machine))
         unevaluated = dataclasses.replace(run, evaluate=False)
         step = self.factor(run) * training_seconds(unevaluated, self._context.machine) / run.last_step
-        return start + training * (1 - self._begun(run)) + self._steps_after * step
+        steps_after = 0 if run.pause_after else self._steps_after
+        return start + training * (1 - self._begun(run)) + steps_after * step
 
     def fits(self, planned: Planned) -> bool:
         """Return whether a run can be started: it ends before the bound, or continues from a checkpoint until then.

@@ -15,7 +15,7 @@ from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.environment import POC
 from poc.host.hardware import Hardware
-from poc.plan import Planned, estimate
+from poc.plan import Planned, estimate, search_seconds
 from poc.records import journal, last_run
 from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
@@ -107,7 +107,8 @@ class Sweep:
     def seconds(self, planned: Planned) -> float:
         """Return the expected seconds of a planned run, or of what is left of a search at most."""
         if planned.searched:
-            return self.estimator.factor(planned.run) * planned.seconds * self._done.share_left(planned)
+            pace = self.estimator.factor(planned.run)
+            return search_seconds(planned.searched, self.context.machine, pace) * self._done.share_left(planned)
         return self.estimator.seconds(planned)
 
     def pending(self, plan: Iterable[Planned]) -> list[Planned]:
