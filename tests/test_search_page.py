@@ -117,6 +117,18 @@ def test_a_search_over_two_fields_shows_what_each_seed_chose(results: Results) -
         assert [text.split(", ")[-1] for text in line["with"].split(" or ")][1] == "momentum 0.8"
 
 
+def test_rows_of_two_searches_name_the_schedules_in_which_they_differ(made: list[Record]) -> None:
+    def decaying(run: Run) -> Run:
+        rates = run.search and replace(run.search, decay="linear")
+        return replace(run, decay="linear", search=rates, tunes=run.tunes and decaying(run.tunes))
+
+    results = results_of(*made, *(replace(each, run=decaying(each.run)) for each in made))
+    (subject,) = results.subjects()
+    _, shown, *_ = search.blocks(results, subject, search.found(results, subject))
+    names = {line["with"] for line in tables(f"\n## x\n{shown}")["x"][0]}
+    assert sorted("decay linear" in name for name in names) == [False, True]
+
+
 def test_a_rule_whose_rate_diverges_for_a_seed_says_so(made: list[Record], results: Results) -> None:
     rows = results.table[results.table.chosen & (results.table.global_batch == 1024)]
     linear = [

@@ -28,7 +28,7 @@ def _stages(results: Results) -> pd.DataFrame:
     """Return one row per run of each search, those that got further later.
 
     `search` is that search alone, `candidates`, `chosen` and `test_runs` are those of it. `with` has the other fields
-    in which its candidates differ.
+    in which the candidates of a model and its images differ, in one search or in several.
     """
     rows = results.runs.assign(search=results.runs.search.str.split()).explode("search", ignore_index=True)
     rows = rows[rows.search.notna() & (rows.reason != INTERRUPTED)]
@@ -36,7 +36,8 @@ def _stages(results: Results) -> pd.DataFrame:
     pairs = zip(rows.search, rows.test_runs)
     rows["test_runs"] = [" ".join(re.findall(rf"\b{name}:(\S+)", texts)) for name, texts in pairs]
     rows = rows.assign(candidates=rows.candidates.astype(float), chosen=rows.test_runs != "")
-    is_varied = rows.groupby("search")[["schedule", "training_recipe"]].transform("nunique") > 1
+    alike = rows.groupby(["machine", "model", "dataset"])
+    is_varied = alike[["schedule", "training_recipe"]].transform("nunique") > 1
     varied = rows[["schedule", "training_recipe"]].where(is_varied, "")
     rows["with"] = [", ".join(filter(None, texts)) for texts in varied.to_numpy()]
     return rows.sort_values(["epochs", "started"], kind="stable", na_position="first")
@@ -180,9 +181,9 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
     ]
     if not len(rates):
         return [" ".join(not_found)] if not_found else []
-    if rates.search.nunique() > 1:
-        names = rates.recipe + [f", {low:.3g} to {high:.3g}" for low, high in zip(rates.lowest, rates.highest)]
-        rates = rates.assign(**{"with": names + rates["with"].map(lambda text: f", {text}" if text else "")})
+    several_searches = rates.search.nunique() > 1
+    if several_searches:
+        rates = rates.assign(**{"with": _names(rates)})
     several = rates.duplicated(["search", "global_batch"], keep=False).any()
     columns: list[markdown.Column] = [
         ("global batch", lambda row: f"{row.global_batch:,.0f}" + (f" ({markdown.devices(row)})" if several else "")),
@@ -199,13 +200,24 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         f"batch: accuracy on the test set after {lengths} epochs (change from the best rate; learning rate, or the "
         "seeds' range). Accuracies and changes are separate medians over seeds. Epochs spent: of all candidates."
     )
-    drawn = [
-        block
-        for number, search in enumerate(rates.search.unique())
-        for block in _figure(results, subject, search, f"_{number + 1}" if number else "")
-    ]
+    drawn = []
+    for number, (search, each) in enumerate(rates.groupby("search", sort=False)):
+        name = each["with"].iloc[0] if several_searches else ""
+        drawn += _figure(results, subject, search, f"_{number + 1}" if number else "", name)
     remarks = " ".join([*not_found, *_remarks(results, subject, rates)])
     return [about, markdown.table(markdown.lines(rates, *columns)), remarks, *drawn]
+
+
+def _names(rates: pd.DataFrame) -> list[str]:
+    """Name the rows of several searches: recipe, interval, and what else differs between them."""
+    rows, has_lengths = markdown.records(rates), rates.epochs.nunique() > 1
+    differing = markdown.differences(rows)
+    names = []
+    for row in rows:
+        length = f"{row.epochs:.0f} epochs" if has_lengths else ""
+        parts = [row.recipe, f"{row.lowest:.3g} to {row.highest:.3g}", length, getattr(row, "with")]
+        names.append(", ".join(filter(None, parts)) + differing(row))
+    return names
 
 
 def _rate(row: Any) -> str:
@@ -260,7 +272,7 @@ def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[st
     return remarks
 
 
-def _figure(results: Results, subject: Subject, search: str, suffix: str) -> list[Any]:
+def _figure(results: Results, subject: Subject, search: Any, suffix: str, name: str) -> list[Any]:
     rows = _stages(results)
     rows = rows[(rows.search == search) & (rows.outcome == COMPLETED)]
     last = rows.epochs.max()
@@ -277,7 +289,7 @@ def _figure(results: Results, subject: Subject, search: str, suffix: str) -> lis
     return figure(
         f"learning_rate_search_{subject.figure}{suffix}",
         f"Validation accuracy of {subject.label} against the learning rate, by global batch: of all candidates after "
-        "the first epochs (grey), and of those that were trained to the end; mean over seeds.",
+        f"the first epochs (grey), and of those that were trained to the end; mean over seeds{name and f' ({name})'}.",
         sorted(lines, key=lambda line: not line.measured),
         *("Accuracy against learning rate", "learning rate", "validation accuracy"),
         log2=True,
