@@ -45,9 +45,7 @@ class Planned:
     seconds: float = 0.0  # estimated wall time
     framework_choice: str = ""  # reason for its framework
     priority: int = 5  # runs of lower numbers are done first (`poc.config.recipe.Setting`)
-    smaller: tuple[
-        Run, ...
-    ] = ()  # with smaller batches, descending: if `run` does not fit, the first that does is done
+    smaller: tuple[Run, ...] = ()  # with smaller batches, descending: the first that fits is done if `run` does not
     searched: tuple[tuple[Run, ...], ...] = ()  # candidates of a search by global batch, ascending; `run` is the first
     repeat: int = 1  # number of this repeat, counted from 1
 

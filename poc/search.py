@@ -61,7 +61,7 @@ def candidates(run: Run) -> list[Run]:
         return dataclasses.replace(trained, **schedule, optimizer=optimizer, lr_rule=str(rate))
 
     return [
-        dataclasses.replace(with_rate(_whole(run), *candidate), tunes=with_rate(run.tunes, *candidate))
+        dataclasses.replace(with_rate(run, *candidate), tunes=with_rate(run.tunes, *candidate), pause_after=None)
         for candidate in run.search.candidates
     ]
 
@@ -194,11 +194,6 @@ def identity(candidate: Run) -> str:
     replaced = {name: 0.0 for name in ("momentum", "weight_decay") if getattr(search, name)}
     optimizer = dataclasses.replace(optimizer, **replaced)  # type: ignore[arg-type]
     return f"{candidate.fingerprint(*_VARIED)} {optimizer}"
-
-
-def _whole(run: Run) -> Run:
-    """Return the run without its pause."""
-    return dataclasses.replace(run, pause_after=None)
 
 
 def _ranked(runs: Sequence[Run], result_of: ResultOf) -> list[Run]:

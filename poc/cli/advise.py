@@ -79,10 +79,7 @@ def advise(options: Options) -> int:
     recipe = options.load_recipe(path)
     check_gpus([recipe], machine, "--set kind=cpu")
     setting = first_setting(recipe, machine)
-    context = options.context(machine)
-    name = context.infrastructure
-    known_prices = options.prices(name)
-    price = known_prices.of(name, machine.describe())
+    context, price = options.context(machine), options.known_price(machine)
     sweep = Sweep(plan_probes(path, setting, machine, options.steps), options.results, context, since=last_run.now())
     run_sweep(sweep, price=price.dollars_per_hour if price else None)
     latest = {record.run.id: record for record in journal.read([sweep.path]) if record.started >= sweep.since}
@@ -92,13 +89,12 @@ def advise(options: Options) -> int:
     speeds = {record.run.devices: measured_speed(record) for record in records}
     print("\n".join(map(measured_run, records)))
     listed = choices(setting, speeds, price, len(machine.gpus))
-    rows = [[*choice[:4], choice.machines, choice.dollars] for choice in listed]
     headers = ["devices", "global batch", "samples/s (90% interval)", "hours", "machines", "dollars"]
-    print(tabulate(rows, headers=headers, disable_numparse=True))
+    print(tabulate(listed, headers=headers, disable_numparse=True))
     print(f"\n{_NOTE.format(epochs=setting.epochs or EPOCHS)}")
     if not listed[0].dollars:
         print("The price of this machine is unknown: give --price DOLLARS, or --machine INSTANCE_TYPE.")
-    write_report(options, known_prices)
+    write_report(options, options.prices(context.infrastructure))
     return 0
 
 

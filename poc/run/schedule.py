@@ -1,9 +1,9 @@
 """The schedule of a plan: the order of its runs, which repeats are done, how long runs take, which fit a bound."""
 
-import bisect
 import dataclasses
 import math
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -28,11 +28,7 @@ def in_order(plan: Iterable[Planned]) -> list[Planned]:
 
     Searches are first because what they train to the end is not repeated by a grid.
     """
-
-    def key(planned: Planned) -> tuple[int, bool, int]:
-        return planned.priority, not planned.searched, bisect.bisect_left(_SHORT_SECONDS, planned.seconds)
-
-    return sorted(plan, key=key)
+    return sorted(plan, key=lambda each: (each.priority, not each.searched, bisect_left(_SHORT_SECONDS, each.seconds)))
 
 
 def ids(planned: Planned) -> list[str]:
@@ -101,10 +97,8 @@ class DoneRepeats:
         """
         pending = [run for run in stage.runs if not self.enough(run, 1)]
         all_pending = len(pending) == len(stage.runs) > 1
-        return [run for run in pending if all_pending or not stage.is_rung or self._failures(run) < _MAX_FAILURES]
-
-    def _failures(self, run: Run) -> int:
-        return sum(record.result is not None for record in self._of(run))
+        failures = {run.id: sum(record.result is not None for record in self._of(run)) for run in pending}
+        return [run for run in pending if all_pending or not stage.is_rung or failures[run.id] < _MAX_FAILURES]
 
     def share_left(self, planned: Planned) -> float:
         """Return the share of the epochs of a search that are not done, at most."""

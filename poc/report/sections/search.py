@@ -19,9 +19,14 @@ _CONDITIONS = ["machine", "data_checksum", "model", "framework", "dtype", "seed"
 _CANDIDATE = ["seed", "lr", "training_recipe", "schedule"]
 
 
-def candidates(results: Results) -> pd.DataFrame:
-    """Return one row per candidate of each search, where it got furthest (`_stages`)."""
-    return _stages(results).drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
+def candidates(results: Results, subject: Subject | None = None) -> pd.DataFrame:
+    """Return one row per candidate of each search, where it got furthest: of a subject on this machine, or of all."""
+    rows = _stages(results).drop_duplicates(["search", *_BATCH, *_CANDIDATE], keep="last")
+    if subject:
+        rows = rows[
+            (rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)
+        ]
+    return rows
 
 
 def _stages(results: Results) -> pd.DataFrame:
@@ -65,7 +70,7 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
     that could have been trained to the end and was not, with any seed.
     """
     lines = []
-    rows = _candidates_of(results, subject) if subject else candidates(results)
+    rows = candidates(results, subject)
     for _, group in rows.groupby(["search", *_BATCH]):
         winners = group[group.chosen]
         if not len(winners):
@@ -86,11 +91,6 @@ def found(results: Results, subject: Subject | None = None) -> pd.DataFrame:
         line["incomplete"] = (over.outcome != COMPLETED).sum()
         lines.append({**line, **_tested(results, winners)})
     return pd.DataFrame(lines)
-
-
-def _candidates_of(results: Results, subject: Subject) -> pd.DataFrame:
-    rows = candidates(results)
-    return rows[(rows.machine == results.machine) & (rows.model == subject.model) & (rows.family == subject.dataset)]
 
 
 def against_grid(results: Results) -> pd.DataFrame:
@@ -172,7 +172,7 @@ def _tested(results: Results, winners: pd.DataFrame) -> dict[str, Any]:
 
 def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Block]:
     """Return table, figures and remarks of the `found` rates of a subject."""
-    rows = _candidates_of(results, subject)
+    rows = candidates(results, subject)
     not_found = [
         f"At global batch {batch:,.0f} no candidate completed: search lower rates, or use a smaller batch."
         for batch, each in rows.groupby("global_batch")
@@ -183,7 +183,11 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         return [" ".join(not_found)] if not_found else []
     several_searches = rates.search.nunique() > 1
     if several_searches:
-        rates = rates.assign(**{"with": _names(rates)})
+        listed = markdown.records(rates)
+        differing = markdown.differences(listed)
+        intervals = [f"{row.recipe}, {row.lowest:.3g} to {row.highest:.3g}" for row in listed]
+        names = [f"{text}, {row.epochs:.0f} epochs{differing(row)}" for text, row in zip(intervals, listed)]
+        rates = rates.assign(**{"with": names + rates["with"].map(lambda text: f", {text}" if text else "")})
     several = rates.duplicated(["search", "global_batch"], keep=False).any()
     columns: list[markdown.Column] = [
         ("global batch", lambda row: f"{row.global_batch:,.0f}" + (f" ({markdown.devices(row)})" if several else "")),
@@ -206,18 +210,6 @@ def blocks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[Bloc
         drawn += _figure(results, subject, search, f"_{number + 1}" if number else "", name)
     remarks = " ".join([*not_found, *_remarks(results, subject, rates)])
     return [about, markdown.table(markdown.lines(rates, *columns)), remarks, *drawn]
-
-
-def _names(rates: pd.DataFrame) -> list[str]:
-    """Name the rows of several searches: recipe, interval, and what else differs between them."""
-    rows, has_lengths = markdown.records(rates), rates.epochs.nunique() > 1
-    differing = markdown.differences(rows)
-    names = []
-    for row in rows:
-        length = f"{row.epochs:.0f} epochs" if has_lengths else ""
-        parts = [row.recipe, f"{row.lowest:.3g} to {row.highest:.3g}", length, getattr(row, "with")]
-        names.append(", ".join(filter(None, parts)) + differing(row))
-    return names
 
 
 def _rate(row: Any) -> str:
