@@ -311,6 +311,16 @@ def test_a_search_that_ended_while_the_accuracy_rose_says_so(
     assert not lines[0]["is_cut_short"]
 
 
+def test_the_noise_scale_of_a_training_that_diverged_is_no_estimate(results: Results) -> None:
+    table = results.table.copy()
+    first, second, *_ = table.index[(table.length == "training") & (table.outcome == "completed")]
+    table.loc[[first, second], "noise_scale"] = [100.0, 1e9]
+    table.loc[second, "outcome"] = DIVERGED
+    changed = replace(results, table=table)
+    (subject,) = changed.subjects()
+    assert "100 samples (median of 1 runs)" in str(search.blocks(changed, subject, search.found(changed, subject)))
+
+
 def test_rules_that_are_trained_later_are_shown(made: list[Record], results: Results) -> None:
     def without_rules(record: Record) -> Record:
         searching = record.run.search and replace(record.run.search, rules=False)

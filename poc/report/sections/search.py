@@ -254,7 +254,8 @@ def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[st
     if failed := rates.incomplete.sum():
         remarks.append(f"{failed:,} candidates diverged, failed or did not fit in memory.")
     runs = results.runs[(results.runs.model == subject.model) & (results.runs.family == subject.dataset)]
-    noise = runs.noise_scale[(runs.length == TRAINING) & ~runs.quick & (runs.machine == results.machine)].dropna()
+    runs = runs[(runs.length == TRAINING) & (runs.outcome == COMPLETED) & (runs.machine == results.machine)]
+    noise = runs.noise_scale[~runs.quick].dropna()
     if len(noise):
         remarks.append(
             "The gradient noise scale, an estimate of the critical batch, is "
