@@ -68,6 +68,6 @@ def _groups(controller: str, system: Path) -> Iterator[Path]:
 def text(path: Path) -> str:
     """Return the stripped content of a kernel file; empty if it cannot be read."""
     try:
-        return path.read_text(errors="surrogateescape").strip()  # firmware has names in any encoding
+        return path.read_text(errors="replace").strip()  # firmware has names in any encoding
     except OSError:
         return ""
