@@ -185,15 +185,21 @@ def check_close(array: Any, expected: Any, tolerance: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not built.can_fuse(), reason="oneDNN has no batch norm with ReLU for this CPU")
-@pytest.mark.parametrize("name", ["cifar_resnet8_v2", "cifar_resnet20_v1", "cifar_inception", "densenet121"])
-def test_batch_norm_and_relu_as_one_operator_change_nothing(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fuses"),
+    [
+        *((name, True) for name in ("cifar_resnet8_v2", "cifar_resnet20_v1", "cifar_inception", "densenet121")),
+        ("cifar_densenet40_k12", False),
+    ],
+)
+def test_batch_norm_and_relu_as_one_operator_change_nothing(name: str, fuses: bool) -> None:
     results = []
     for fused in (False, True):
         mx.random.seed(1)
         net = built.registered(name, NETWORKS[name].classes, fused=fused)
         net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
         operators = {node["op"] for node in json.loads(net(mx.sym.var("data")).tojson())["nodes"]}
-        assert ("_contrib_BatchNormWithReLU" in operators) == fused
+        assert ("_contrib_BatchNormWithReLU" in operators) == (fused and fuses)
         net.hybridize(static_alloc=True, static_shape=True)
         images = mx.nd.random.normal(shape=(4, 3, small(name), small(name)))
         with autograd.record():

@@ -318,12 +318,13 @@ def registered(name: str, classes: int, *, fused: bool) -> Any:
     """Return the uninitialised Gluon block of a registered network for inputs (n, 3, h, w).
 
     `fused`: batch norm and ReLU as one operator, which gives the same numbers; but if two layers use its output its
-    gradient is right only once the block is hybridized. On two cores it made ResNet-50 at batch 128 8% faster (median
-    of 16 pairs of 6 steps each).
+    gradient is right only once the block is hybridized, and it is wrong where the input has a plain layout and the
+    gradient oneDNN's blocked one, as after a `_DenseLayer`. On two cores it made ResNet-50 at batch 128 8% faster
+    (median of 16 pairs of 6 steps each).
     """
     builder, arguments = BUILDERS[name]
     net = builder(classes, *arguments)
-    _optimise(net, fused=fused)
+    _optimise(net, fused=fused and builder is not cifar_densenet)
     return net
 
 
