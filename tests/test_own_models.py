@@ -25,7 +25,7 @@ from poc.values import UserError, from_plain, to_plain
 from tests import test_frameworks
 from tests.builders import MACHINE, executed, run_of
 from tests.conftest import needs_torch, of_torch, refused
-from tests.framework_worker import batches, parameters, planned, trained
+from tests.framework_worker import batches, distance, parameters, planned, trained
 
 GLUON = """\
 from mxnet.gluon import nn
@@ -433,6 +433,42 @@ def listed(classes):
     return net
 
 
+def layers(classes):
+    class Net(Scores):
+        def hybrid_forward(self, F, images):
+            return self.listed[0](images)
+
+    net = Net(classes)
+    net.listed.append(nn.Dense(classes))
+    return net
+
+
+def vector(classes):
+    class Net(Scores):
+        def hybrid_forward(self, F, images, scale):
+            return F.broadcast_mul(self.dense(images), scale)
+
+    net = Net(classes)
+    net.scale = net.params.get("scale", shape=(1,))
+    return net
+
+
+def renamed(classes):
+    class Norm(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            for name, first, trained in (("g", 1, 1), ("b", 0, 1), ("moving_mean", 0, 0), ("moving_var", 1, 0)):
+                init, grad_req = mx.init.Constant(first), "write" if trained else "null"
+                setattr(self, name, self.params.get(name, shape=(3,), init=init, grad_req=grad_req))
+
+        def hybrid_forward(self, F, images, g, b, moving_mean, moving_var):
+            return F.BatchNorm(images, g, b, moving_mean, moving_var, fix_gamma=False)
+
+    net = nn.HybridSequential()
+    net.add(Norm(), nn.Dense(classes))
+    return net
+
+
 def late(classes):
     class Net(Scores):
         def hybrid_forward(self, F, images):
@@ -497,12 +533,28 @@ def test_a_gluon_block_keeps_the_initializer_of_layers_whose_shapes_are_not_know
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("slower", "lr_mult"), ("listed", "scale .*not be saved"), ("late", "first pass"), ("double", "float64")],
+    [
+        ("slower", "lr_mult"),
+        ("listed", "scale .*not be saved"),
+        ("layers", "dense.*_bias .*list"),
+        ("vector", "scale .*initializer"),
+        ("late", "first pass"),
+        ("double", "float64"),
+    ],
 )
 def test_what_training_would_ignore_or_lose_of_a_gluon_block_is_refused(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(DEFERRED)
     with pytest.raises(UserError, match=words):
         own("mxnet", tmp_path, model=f"net.py:{name}")
+
+
+@pytest.mark.slow
+def test_batch_statistics_of_any_name_are_averaged_over_devices_real_or_emulated(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEFERRED)
+    for fields in ({}, {"accumulate": 2}):
+        run = own("mxnet", tmp_path, model="net.py:renamed", devices=2, **fields).run
+        real, emulated = (dataclasses.replace(run, emulated=flag) for flag in (False, True))
+        assert distance(*(trained(frameworks.open_session(each), each) for each in (real, emulated))) < 1e-5
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def _is_of_another_framework(error: Exception, framework: str) -> bool:
     return any(packages & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
 
 
-_CHECKS = 2  # one more whenever a model is refused that was not before: costs in the cache are of accepted ones
+_CHECKS = 3  # one more whenever a model is refused that was not before: costs in the cache are of accepted ones
 _inspected: dict[str, Inspected] = {}  # the answers that this process has got, by what they depend on
 
 

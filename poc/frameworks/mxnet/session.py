@@ -91,7 +91,8 @@ class MXNetSession(Session):
             if name.endswith(("beta", "bias")) or (name.endswith("gamma") and not run.optimizer.decay_gammas):
                 parameter.wd_mult = 0.0
         self._trained = [p for p in parameters.values() if p.grad_req != "null"]
-        self._statistics = [p for p in parameters.values() if p.name.endswith(("running_mean", "running_var"))]
+        updated = self._net(mx.sym.var("data")).list_auxiliary_states()  # by each forward pass; the names may be any
+        self._statistics = [p for p in parameters.values() if p.name in updated]
         self.parameters = int(sum(np.prod(p.shape) for p in self._trained))
         self._gradient_scale = run.global_batch  # gradients are those of the sum over all samples
         if state is not None:

@@ -6,7 +6,6 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -87,23 +86,26 @@ def count(net: Any, classes: int, size: int) -> Cost:
             shape = outputs[node["name"]].pop(0)
             positions = shape[2:] if node["op"] == "Convolution" else shape[1:-1]
             multiply_adds += math.prod(positions) * math.prod(arguments[nodes[weight]["name"]])
-    trained = _trained(net, declared)
-    if unused := [name for name in trained if name not in arguments]:
-        raise UserError(f"its scores do not depend on {unused[0]}: remove it, or set grad_req = 'null'")
+    if hidden := arguments.keys() - declared - {"data"}:
+        reason = "its block is made in the first pass, or is in a list or dict without register_child()"
+        raise UserError(f"{min(hidden)} would be neither trained nor saved: {reason}")
+    trained = _trained(net)
+    if unused := trained.keys() - arguments.keys():
+        raise UserError(f"its scores do not depend on {min(unused)}: remove it, or set grad_req = 'null'")
+    for name, parameter in trained.items():
+        if parameter.init is None and not (parameter._data or parameter._deferred_init) and len(arguments[name]) < 2:
+            raise UserError(f"{name} has no initializer, and He's is for weights: set one, e.g. init='zeros'")
     parameters = sum(math.prod(arguments[name]) for name in trained)
     return Cost(parameters=parameters, forward_multiply_adds=multiply_adds, activations=activations)
 
 
-def _trained(net: Any, declared: Collection[str]) -> list[str]:
-    """Return the names of the trained parameters; raises UserError if sessions would not train or save one as it is.
-
-    `declared` are the names before the first pass.
-    """
+def _trained(net: Any) -> dict[str, Any]:
+    """Return the trained parameters by name; raises UserError if sessions would not train or save one as it is."""
     saved = {*net._collect_params_with_prefix().values()}
-    trained = []
+    trained = {}
     for name, parameter in net.collect_params().items():
-        if name not in declared or parameter not in saved:
-            raise UserError(f"{name} is made in the first pass, or is no attribute of a block, and would not be saved")
+        if parameter not in saved:
+            raise UserError(f"{name} is no attribute of a block, and would not be saved")
         if parameter.grad_req == "null":
             continue
         if parameter.lr_mult != 1 or parameter.wd_mult not in (0, 1) or parameter.grad_req != "write":
@@ -111,5 +113,5 @@ def _trained(net: Any, declared: Collection[str]) -> list[str]:
             raise UserError(f"{name} has {multipliers}, which are not supported; grad_req='null' freezes it")
         if np.dtype(parameter.dtype) != np.float32:
             raise UserError(f"{name} is {np.dtype(parameter.dtype)}, and parameters have to be float32")
-        trained.append(name)
+        trained[name] = parameter
     return trained
