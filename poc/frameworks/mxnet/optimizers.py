@@ -1,4 +1,4 @@
-"""Optimizers of MXNet; each updates all parameters of a flat buffer together."""
+"""Optimizers of MXNet, named as in `poc.config`; each updates all parameters of a flat buffer together."""
 
 import functools
 import itertools
@@ -161,15 +161,6 @@ class AdamW(Optimizer):
         square = mx.nd.broadcast_div(self._state["square"], self._state["square_of_ones"])
         step = mean / (square.sqrt() + self._options.epsilon)
         self._values[:] = (1 - rate * self._decay) * self._values - rate * step
-
-
-OPTIMIZERS: dict[type[Any], type[Optimizer]] = {
-    config.SGD: SGD,
-    config.Nesterov: Nesterov,
-    config.LARS: LARS,
-    config.Muon: Muon,
-    config.AdamW: AdamW,
-}
 
 
 def _with_unit_rows(stack: Any) -> Any:

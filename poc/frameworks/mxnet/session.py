@@ -264,7 +264,7 @@ class MXNetSession(Session):
     def _optimizer(self, number: int, device: int) -> optimizers.Optimizer:
         """Return the optimizer of a buffer on a device, made at its first use."""
         if (number, device) not in self._optimizers:
-            kind = optimizers.OPTIMIZERS[type(self._run.optimizer)]
+            kind = getattr(optimizers, type(self._run.optimizer).__name__)
             self._optimizers[number, device] = kind(self._run, self._buffers[number], device)
         return self._optimizers[number, device]
 
