@@ -368,11 +368,12 @@ class Net(nn.Module):
         self.register_buffer("short", torch.full((2,), 0.3, dtype=torch.bfloat16))
         self.register_buffer("constant", torch.ones(1).expand(3))
         self.register_buffer("late", None)
+        self.register_buffer("sized", torch.zeros(0))
 
     def forward(self, images):
         scale = 1.0
         if self.late is None:
-            self.late = torch.zeros(())
+            self.late, self.sized = torch.zeros(()), torch.zeros(images.shape[1])
         if self.training:
             self.late.add_(0.1)
             self.mean.mul_(0.9).add_(images.detach().mean() + 1, alpha=0.1)

@@ -194,11 +194,6 @@ def state_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     }
 
 
-def state(optimizer: Optimizer) -> dict[str, np.ndarray]:
-    """Return the state that `load_state` restores."""
-    return {name: to_array(tensor) for name, tensor in state_tensors(optimizer).items()}
-
-
 def to_array(tensor: torch.Tensor) -> np.ndarray:
     """Return the values of a tensor, those in bfloat16, which NumPy does not have, in float32."""
     return (tensor.detach().float() if tensor.dtype == torch.bfloat16 else tensor.detach()).cpu().numpy()

@@ -182,7 +182,7 @@ class TorchSession(Session):
 
     def _attributes(self) -> dict[str, Any]:
         """Return where the tensors of the model are, and the numbers in attributes of its modules, by name."""
-        attributes: dict[str, Any] = dict(self._tensors())
+        attributes: dict[str, Any] = self._tensors()
         for path, module in self._net.named_modules():
             attributes.update((f"{path}.{name}", each) for name, each in vars(module).items())
         # A tensor with a gradient is made anew in each step: old weight normalisations keep one.
@@ -353,7 +353,6 @@ class TorchSession(Session):
 
     @torch.no_grad()
     def largest_parameter(self) -> float:
-        self.wait()
         return float(torch.stack([parameter.abs().max() for parameter in self._trained if parameter.numel()]).max())
 
     def wait(self) -> None:
@@ -385,31 +384,30 @@ class TorchSession(Session):
         return (scores.argmax(dim=1) == labels).sum(), loss
 
     def state(self) -> dict[str, np.ndarray]:
-        self.wait()
-        arrays = {f"parameter/{name}": optimizers.to_array(tensor) for name, tensor in self._tensors()}
-        arrays.update(optimizers.state(self._optimizer))
+        tensors = {f"parameter/{name}": tensor for name, tensor in self._tensors().items()}
+        tensors.update(optimizers.state_tensors(self._optimizer))
+        arrays = {name: optimizers.to_array(tensor) for name, tensor in tensors.items()}
         if self._loss_scale:
             arrays["loss_scale"] = np.array([float(self._loss_scale.scale), float(self._loss_scale.finite_steps)])
         return arrays
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the parameters and all buffers of the model, also those that `state_dict` leaves out, by name."""
-        for path, module in self._net.named_modules():
-            yield from module.named_parameters(path, recurse=False)
-            yield from module.named_buffers(path, recurse=False)
+        return {**dict(self._net.named_parameters()), **dict(self._net.named_buffers())}
 
     @torch.no_grad()
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        tensors = dict(self._tensors())
-        for name in [key.removeprefix("parameter/") for key in state if key.startswith("parameter/")]:
-            if name not in tensors:  # a buffer that the first pass made
+        tensors = self._tensors()
+        for key, array in state.items():
+            kind, _, name = key.partition("/")
+            if kind != "parameter":
+                continue
+            saved, tensor = torch.from_numpy(np.array(array)), tensors.get(name)
+            if tensor is None or tensor.shape != saved.shape:  # a buffer that the first pass made
                 path, _, leaf = name.rpartition(".")
-                buffer = torch.from_numpy(np.array(state[f"parameter/{name}"])).to(self._device)
-                setattr(self._net.get_submodule(path), leaf, buffer)
-        for name, tensor in tensors.items():
-            saved = state[f"parameter/{name}"]
-            if not np.array_equal(optimizers.to_array(tensor), saved):  # some constants cannot be written to
-                tensor.copy_(torch.from_numpy(np.array(saved)))
+                setattr(self._net.get_submodule(path), leaf, saved.to(self._device))
+            elif not np.array_equal(optimizers.to_array(tensor), array):  # some constants cannot be written to
+                tensor.copy_(saved)
         optimizers.load_state(self._optimizer, state)
         if self._loss_scale:
             for number, value in zip((self._loss_scale.scale, self._loss_scale.finite_steps), state["loss_scale"]):
