@@ -97,7 +97,16 @@ def test_on_one_machine_only_repeats_of_the_same_hour_count() -> None:
 def test_other_machines_and_other_hardware_need_no_common_hour() -> None:
     here, there = repeats_of(SLOW), repeats_of(FAST, hour=20, infrastructure="there")
     upgraded = repeats_of(FAST, hour=20, hardware={**TEST_CPU, "cpu": "Newer"}, commit="bbbbbbb")
+    # With the same GPUs, too, whose CPU is in no name of the machine.
+    gpus = {**TEST_CPU, "gpus": [{"index": 0, "name": "GPU", "capability": [9, 0], "memory_bytes": 2**34}]}
+    servers = [
+        record
+        for number, cpu in enumerate(("Test", "Newer"))
+        for record in repeats_of(FAST, hour=9 + number * 5, hardware={**gpus, "cpu": cpu}, commit="cd"[number] * 7)
+    ]
     run_id = here[0].run.id
+    values = compared(servers, f"{run_id}@ccc", f"{run_id}@ddd")
+    assert (values["same_machine"], values["differences"]["cpu"]) == (False, ["Test", "Newer"])
     for other, name in ((there, f"{run_id}@there"), (upgraded, f"{run_id}@test@bbb")):
         values = compared([*here, *other], f"{run_id}@test machine@abcdef", name)
         assert (values["same_machine"], values["samples/s"]["n"]) == (False, [4, 3])
@@ -135,6 +144,25 @@ def test_all_seeds_of_a_setting_are_its_repeats() -> None:
     ]
     (values,) = compare.same_runs(folders, None)
     assert (values["accuracy"]["n"], values["second_is_worse"], values["exit_code"]) == ([4, 4], ["accuracy"], 1)
+
+
+def test_seeds_with_one_accuracy_do_not_differ_by_rounding() -> None:
+    records = [
+        record_of(accuracies=[0.1], run={"seed": seed, "learning_rate": rate})
+        for rate, n in ((0.4, 5), (0.8, 7))
+        for seed in range(n)
+    ]
+    values = compared(records, records[0].run.id, records[-1].run.id)
+    assert (values["accuracy"]["n"], values["accuracy"]["significant"], values["exit_code"]) == ([5, 7], False, 0)
+
+
+def test_a_repeat_with_fewer_threads_does_not_hide_those_on_all_cores() -> None:
+    repeats = [dataclasses.replace(record, threads=2) for record in repeats_of(SLOW)]
+    beside_others = record_of(threads=1, started="2026-11-21T11:00:00+00:00")
+    (values,) = compare.same_runs([build(*repeats, beside_others), build(*repeats)], 0.05)
+    assert values["samples/s"]["n"] == [len(SLOW)] * 2
+    (values,) = compare.same_runs([build(beside_others), build(*repeats)], 0.05)
+    assert values["differences"] == {"threads": ["1", "2"]}
 
 
 def test_a_name_without_a_machine_is_of_one_that_has_both_runs() -> None:

@@ -22,10 +22,11 @@ from poc.values import UserError
 
 # Columns that say what ran, and where. All others are measured, or follow from these.
 _CONDITIONS = [
-    *("machine", "hardware", "cores", "driver", "framework", "commit", "environment", "threads", "cores_per_worker"),
+    *("machine", "hardware", "cpu", "cores", "driver", "framework", "commit", "environment"),
     *("model", "dataset", "data_checksum", "fixed", "input_shape", "kind", "devices", "emulated", "workers", "dtype"),
     *("batch_per_device", "global_batch", "lr", "lr_rule", "schedule", "training_recipe", "kvstore", "straggler"),
-    *("layout", "options", "seed", "length", "measurement", "epochs", "target_accuracy", "accuracy_on", "quick"),
+    *("threads", "cores_per_worker", "layout", "options", "seed", "length", "measurement", "epochs"),
+    *("target_accuracy", "accuracy_on", "quick"),
 ]
 NOT_SLOWER, SLOWER, TOO_FEW = 0, 3, 4
 _VERDICTS = {NOT_SLOWER: "not slower", SLOWER: "slower", TOO_FEW: "inconclusive: too few repeats"}
@@ -91,7 +92,7 @@ def _compared(runs: list[str], sides: list[pd.DataFrame], slower: float | None, 
     """Compare the repeats of two runs, one of `pairs` comparisons that share the 5%."""
     conditions = pd.DataFrame([_conditions(side) for side in sides])
     differences = conditions.loc[:, conditions.nunique() > 1].to_dict("list")
-    same_machine = not {"machine", "hardware"} & differences.keys()
+    same_machine = not {"machine", "hardware", "cpu"} & differences.keys()
     completed = [side[side.outcome == COMPLETED] for side in sides]
     ends = [side.outcome.where(side.reason != INTERRUPTED, INTERRUPTED) for side in sides]
     failures = [each[~each.isin([COMPLETED, SKIPPED])].value_counts().to_dict() for each in ends]
@@ -171,9 +172,10 @@ def _latest_on_one_machine(sides: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def _latest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the setting that completed last, by the order of the rows; of the last one if none did."""
+    """Return the rows of the setting that completed last, on all cores if any did; of the last one if none did."""
     # A skipped run read no images, so its setting is not that of its repeats.
-    ordered = rows.sort_values("outcome", key=lambda outcome: outcome == COMPLETED, kind="stable")
+    quality = rows.assign(completed=rows.outcome == COMPLETED, all_cores=rows.fewer_threads.isna())
+    ordered = quality.sort_values(["completed", "all_cores"], kind="stable")
     return rows[rows.setting == ordered.setting.iloc[-1]]
 
 
@@ -199,6 +201,7 @@ def _accuracy(sides: Sequence[pd.DataFrame], pairs: int) -> dict[str, Any]:
 
 def _difference(sides: Sequence[pd.Series[float]], pairs: int) -> dict[str, Any]:
     """Return the difference of means, and its interval if each side has MIN_REPEATS; `pairs` of sides share the 5%."""
+    sides = [side - sides[0].max() for side in sides]  # rounding would make equal values differ
     n, difference, interval = [len(side) for side in sides], sides[0].mean() - sides[1].mean(), None
     confidence = 1 - (1 - repeats.CONFIDENCE) / pairs  # Bonferroni
     if min(n) >= repeats.MIN_REPEATS:
