@@ -94,7 +94,7 @@ def test_records_of_others_join_once_and_another_machine_of_a_name_gets_a_number
     assert machines(journal.read_with([first], [tmp_path / "twin"])) == [("p3 (2)", "a")]
     for folder in ("missing", "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        with pytest.raises(UserError, match=f"--with: .*{folder}"):
+        with pytest.raises(UserError, match=f"results: .*{folder}"):
             journal.read_with([], [tmp_path / folder])
 
 

@@ -85,10 +85,11 @@ def compare(options: Options) -> int:
     from poc.cli import compare
 
     first, second = options.runs
-    if Path(first).is_dir() != Path(second).is_dir() and "/" in first + second:
+    folders = [Path(name) for name in options.runs if Path(name).is_dir()]
+    if len(folders) == 1:
         raise UserError(f"compare: {first} and {second} are not two folders of results, nor two runs")
-    if Path(first).is_dir() and Path(second).is_dir():
-        return compare_folders([Path(first), Path(second)], options.slower, options.json)
+    if folders:
+        return compare_folders(folders, options.slower, options.json)
     comparison = compare.compare(_table(options.all_records()), first, second, options.slower)
     print(compare.as_json(comparison) if options.json else compare.text(comparison))
     return int(comparison["exit_code"])

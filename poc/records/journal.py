@@ -163,7 +163,7 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
     for folder in folders:
         files = paths(folder) or list(filter(Path.exists, [folder / FILE]))
         if not files:
-            raise UserError(f"--with: {folder} contains no journal; use a folder with {FILE} or MACHINE/{FILE}")
+            raise UserError(f"results: {folder} contains no journal; use a folder with {FILE} or MACHINE/{FILE}")
         machines = {_identity(record): one_host(record.infrastructure) for record in (*records, *joined)}
         received = read(files)
         received_names = dict.fromkeys(one_host(record.infrastructure) for record in received)
