@@ -1,5 +1,6 @@
 """The gate of `poc compare` and `poc ab`: its error rates on generated repeats, and a slower commit that it finds."""
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import pytest
 from poc import Synthetic
 from poc.cli import ab, compare, main
 from poc.cli.compare import NOT_SLOWER, SLOWER, TOO_FEW
+from poc.cli.options import Options
 from poc.records import journal
 from poc.records.record import Record
 from poc.values import UserError
@@ -232,15 +234,33 @@ def test_a_slower_commit_is_found_though_the_command_is_interrupted_and_killed(c
     assert "".join("AB"[side] for _, side in starts) == "ABBAAB"
 
 
-def test_results_of_newer_code_are_refused_after_the_first_repeat(tmp_path: Path) -> None:
+def test_after_a_repeat_newer_results_are_refused_and_what_no_repeat_would_change_ends_it(tmp_path: Path) -> None:
     sides = [ab._Side(name, tmp_path, tmp_path, tmp_path / name) for name in "AB"]
-    for side in sides:
-        add(side.results, record_of())
-    ab._check_readable(sides)
+    add(sides[0].results, record_of())
+    add(sides[1].results, record_of(outcome="out of memory"))
+    assert not ab._completed(sides)
+    add(sides[1].results, record_of(run={"seed": 1}))
+    assert ab._completed(sides)
     (path,) = journal.paths(sides[1].results)
     path.write_text(path.read_text().replace('"seed"', '"seed_of_later"'))
     with pytest.raises(UserError, match=r"newer commit.*seed_of_later"):
-        ab._check_readable(sides)
+        ab._completed(sides)
+
+
+def test_an_interpreter_whose_packages_were_upgraded_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poc.cli.options.HOME", tmp_path)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
+    python, folders = tmp_path / "python", []
+    for version in ("1.0", "1.0", "1.1"):
+        python.write_text(f"#!/bin/sh\necho {version}\n")
+        python.chmod(0o755)
+        options = Options(python=[python] * 2, revisions=["HEAD"] * 2, results=tmp_path)
+        with contextlib.ExitStack() as stack:
+            folders.append(ab._sides(options, stack)[0].results)
+    assert (folders[0] == folders[1], folders[1] == folders[2]) == (True, False)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from poc.cli import options as cli
 from poc.cli.options import Options
 from poc.config import LARGEST, Exponential, Search, literals
 from poc.records import journal
+from poc.records.record import COMPLETED
 from poc.values import UserError, suggest
 
 
@@ -70,7 +71,8 @@ def ab(options: Options) -> int:
                 side_options = [f"--set=repeats={number}", *images, f"--results={side.results}"]
                 if status := _wait(side.start("run", *words, *side_options, stdout=subprocess.DEVNULL)):
                     return status
-            _check_readable(sides)
+            if not _completed(sides):
+                break
     return look.compare_folders([side.results for side in sides], options.slower, options.json, list(plans[0]))
 
 
@@ -80,7 +82,11 @@ def _sides(options: Options, stack: contextlib.ExitStack) -> list[_Side]:
     if len(pythons) != 2 or not all(map(shutil.which, pythons)):
         raise UserError(f"--python: {', '.join(map(str, pythons))} is not allowed; give two interpreters")
     commits = [_commit(revision) for revision in options.revisions]
-    suffixes = [hashlib.sha256(os.fsencode(python)).hexdigest()[:6] for python in options.python]
+    # After an upgrade of its packages an interpreter has no results yet.
+    script = "import importlib.metadata as m; print(sorted((each.name, each.version) for each in m.distributions()))"
+    packages = [subprocess.run([python, "-I", "-c", script], capture_output=True).stdout for python in options.python]
+    names = [os.fsencode(python) + installed for python, installed in zip(options.python, packages)]
+    suffixes = [hashlib.sha256(name).hexdigest()[:6] for name in names]
     folder, sides = options.results / "ab" / "-".join([*commits, *suffixes]), []
     for side, commit, python in zip("AB", commits, pythons):
         code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poc-ab-")), commit)
@@ -91,12 +97,16 @@ def _sides(options: Options, stack: contextlib.ExitStack) -> list[_Side]:
     return sides
 
 
-def _check_readable(sides: list[_Side]) -> None:
-    """Raise UserError if this checkout cannot read the results of a commit; better after one repeat than after all."""
+def _completed(sides: list[_Side]) -> bool:
+    """Return whether each side has completed a run; what diverged or was out of memory is not repeated.
+
+    Raises UserError if this checkout cannot read the results of a commit; better after one repeat than after all.
+    """
     try:
-        journal.read([path for side in sides for path in journal.paths(side.results)])
+        results = [journal.read(journal.paths(side.results)) for side in sides]
     except UserError as error:
         raise UserError(f"ab: check out the newer commit, and start the same command again ({error})") from error
+    return all(any(record.outcome == COMPLETED for record in records) for records in results)
 
 
 def _wait(process: subprocess.Popen[str]) -> int:
