@@ -59,6 +59,12 @@ def test_records_come_back_in_order_and_once_from_separate_or_joined_journals(tm
     joined = tmp_path / "joined"
     joined.write_bytes(b"".join(path.read_bytes() for path in paths))
     assert journal.read([*paths, paths[0], tmp_path / "missing.jsonl"]) == journal.read([joined]) == both
+    # A copy by a version that did not have all fields.
+    lines = [json.loads(line) for line in joined.read_text().splitlines()]
+    for fields in lines:
+        del fields["gpus_in_use"]
+    joined.write_text("".join(json.dumps(fields) + "\n" for fields in lines))
+    assert journal.read([*paths, joined]) == both
 
 
 def test_records_of_others_join_once_and_another_machine_of_a_name_gets_a_number(tmp_path: Path) -> None:

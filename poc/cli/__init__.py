@@ -44,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parser().parse_args(arguments, chosen)
         if "results" in chosen:
-            journal.check_folder(chosen.results)
-            for line in journal.misplaced(chosen.results):
+            for line in journal.check_folder(chosen.results):
                 print(line, file=sys.stderr)
         if chosen.function in _TRAINING:
             chosen_threads()  # its variable may be a mistake

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -39,26 +40,21 @@ def paths(results: Path) -> list[Path]:
     return sorted(results.glob(f"*/{FILE}"))
 
 
-def check_folder(results: Path) -> None:
-    """Raise UserError if `results` is a folder without results that has files which their pages might replace."""
-    files = sorted(path.name for pattern in ("*.md", "*.csv", "*.html", "figures") for path in results.glob(pattern))
-    has_results = bool(paths(results))
-    if "results.md" in files:
-        has_results |= "](rows.csv)" in (results / "results.md").read_text(encoding="utf-8", errors="replace")
-    if files and not has_results:
-        raise UserError(f"--results: {results} has {files[0]}, but no results; use an empty or a new folder")
-
-
-def misplaced(results: Path) -> list[str]:
+def check_folder(results: Path) -> list[str]:
     """Return a line for each journal one folder too high or too deep in `results`, where it is not read.
 
-    Raises UserError if `results` is the folder of a single machine.
+    Raises UserError if it is the folder of a single machine, or one without results whose files pages might replace.
     """
+    files = sorted(path.name for pattern in ("*.md", "*.csv", "*.html", "figures") for path in results.glob(pattern))
+    page = results / "results.md"
+    text = page.read_text(encoding="utf-8", errors="replace") if page.exists() else ""
+    if files and not paths(results) and "](rows.csv)" not in text:
+        raise UserError(f"--results: {results} has {files[0]}, but no results; use an empty or a new folder")
     if (results / FILE).exists() and not paths(results):
         raise UserError(f"--results: {results} has no MACHINE/{FILE}, but {FILE}; use --results {results.parent}")
     deeper = [path for path in sorted(results.glob(f"*/*/{FILE}")) if not (path.parents[1] / MARK).exists()]
-    strays = [*results.glob(FILE), *deeper]
-    return [f"journal: {path} is not read; move it to {results / 'MACHINE' / FILE}" for path in strays]
+    moved = results / "MACHINE" / FILE
+    return [f"journal: {path} is not read; move it to {moved}" for path in [*results.glob(FILE), *deeper]]
 
 
 def _lock(file: IO[Any], mode: int) -> bool:
@@ -127,14 +123,15 @@ def read(paths: Iterable[Path]) -> list[Record]:
     A damaged line is left out and reported on stderr. Raises UserError for a record of another schema or with settings
     that are unknown here, whose run would be done again, and if a journal cannot be read.
     """
-    records: dict[bytes, Record] = {}
+    records: list[Record] = []
+    alike: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for path in filter(Path.exists, paths):
         try:
             lines = path.read_bytes().split(b"\n")
         except OSError as error:
             raise UserError(f"journal: {path} cannot be read ({error.strerror})") from error
         for number, line in enumerate(lines, start=1):
-            if not line.strip() or line in records:
+            if not line.strip():
                 continue
             try:
                 fields = json.loads(line)
@@ -148,8 +145,11 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 continue
             if record is None:
                 raise UserError(f"{path}: line {number} has schema {schema}, not {SCHEMA}: see reference/README.md")
-            records[line] = record
-    return list(records.values())
+            # The lines of a copy may differ, since another version, which has more fields, wrote them.
+            if record not in alike[_identity(record)]:
+                alike[_identity(record)].append(record)
+                records.append(record)
+    return records
 
 
 def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record]:
@@ -170,10 +170,8 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
         for name in received_names:
             of_machine = [record for record in received if one_host(record.infrastructure) == name]
             common = [machines[identity] for identity in map(_identity, of_machine) if identity in machines]
-            shown = name
-            if common:
-                shown = common[0]
-            elif name in machines.values():
+            shown = [*common, name][0]
+            if not common and name in machines.values():
                 taken = {*machines.values(), *received_names}
                 shown = next(free for number in itertools.count(2) if (free := f"{name} ({number})") not in taken)
             for record in of_machine:
@@ -185,4 +183,4 @@ def read_with(records: Sequence[Record], folders: Iterable[Path]) -> list[Record
 
 def _identity(record: Record) -> tuple[Any, ...]:
     """Return what copies of a record share, whatever name the machine got."""
-    return record.run_id, record.started, record.hardware.describe(), record.hardware.cpu_flops
+    return record.run_id, record.started, record.hardware
