@@ -275,7 +275,7 @@ def test_an_interpreter_whose_packages_were_upgraded_is_measured_anew(
         ("fast slow mine.py --set steps=1000000000", "hour"),
         ("fast slow mine.py --set batch_per_device=largest", "largest"),
         ("fast slow mine.py --set lr=Search(low=0.1,high=1)", "Search"),
-        ("fast slow mine.py --set lr=Exponential(low=0.1,high=1)", "range tests"),
+        ("fast slow mine.py --set lr=Exponential(low=0.1,high=1)", "Exponential"),
         ("fast slow mine.py --python nowhere", "nowhere"),
         ("fast slow mine.py --slower 5", "--slower"),
     ],

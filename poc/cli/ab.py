@@ -46,9 +46,7 @@ def ab(options: Options) -> int:
     path = cli.recipe_path(options.recipe).absolute()
     for setting in options.load_recipe(path).settings():  # their runs depend on results, which may differ at A and B
         if setting.batch_per_device == LARGEST or isinstance(setting.lr, (Search, Exponential)):  # type: ignore[comparison-overlap]
-            raise UserError(
-                "ab: batch_per_device='largest', lr=Search(...) and range tests are not allowed; use numbers"
-            )
+            raise UserError("ab: 'largest', Search(...) and Exponential(...) are not allowed; use numbers")
     if "repeats" in literals.fields(options.settings):
         raise UserError("ab: --set repeats is not allowed; use --repeats N")
     words = [str(path), *(f"--set={setting}" for setting in options.settings)]
@@ -59,9 +57,7 @@ def ab(options: Options) -> int:
         plans = [side.plan(*words, "--set=repeats=1", "--json") for side in sides]
         if not plans[0] or plans[0].keys() != plans[1].keys():
             ids = [", ".join(plan) or "none" for plan in plans]
-            raise UserError(
-                f"ab: {options.recipe} plans different runs at the two commits, or none: A {ids[0]}; B {ids[1]}"
-            )
+            raise UserError(f"ab: {options.recipe} plans different runs at A and B, or none: A {ids[0]}; B {ids[1]}")
         if sum(plans[0].values()) > 3600:
             raise UserError("ab: repeats of over an hour start too far apart to be compared; use --set steps=N")
         for number in range(1, options.repeats + 1):

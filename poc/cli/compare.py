@@ -61,8 +61,7 @@ def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequenc
     sides = [*pairs.values()]
     # Only runs with enough repeats can give a false alarm.
     repeated = [min((side.outcome == COMPLETED).sum() for side in pair) >= repeats.MIN_REPEATS for pair in sides]
-    runs = [side[0].run_id.iloc[0] for side in sides]
-    return [_compared([run, run], pair, slower, max(1, sum(repeated))) for run, pair in zip(runs, sides)]
+    return [_compared([pair[0].run_id.iloc[0]] * 2, pair, slower, max(1, sum(repeated))) for pair in sides]
 
 
 def gate(logarithms: Sequence[Any], slower: float, runs: int = 1) -> dict[str, Any]:

@@ -34,9 +34,8 @@ def report(options: Options) -> None:
 def _given_prices(options: Options, records: Sequence[Record]) -> Prices:
     """Return all prices, with those of the command line; raises UserError for one of an unknown machine."""
     rows = [row for study in published.load(options.study) for row in study.rows]
-    machines = [(row.machine, row.hardware) for row in rows]
-    machines += [(record.infrastructure, record.hardware.describe()) for record in records]
-    names = {name for machine in machines for name in machine}
+    names = {name for row in rows for name in (row.machine, row.hardware)}
+    names |= {name for record in records for name in (record.infrastructure, record.hardware.describe())}
     for name, _ in options.price:
         if name not in names:
             raise UserError(f"--price: no row is of a machine {name!r}; {suggest(name, filter(None, names))}")
@@ -47,8 +46,8 @@ def write_report(options: Options, known_prices: Prices) -> None:
     """Write the pages of all journals in the folder of results; print the scorecard and the path of the page."""
     records, folder = journal.read(journal.paths(options.results)), options.results
     page = (cli.HOME if folder == cli.HOME / "results" else folder) / "results.md"
-    write = functools.partial(_writer(options, known_prices), others=journal.read_with(records, options.others))
-    print(write(records, page=page, folder=folder))
+    others = journal.read_with(records, options.others)
+    print(_writer(options, known_prices)(records, others=others, page=page, folder=folder))
 
 
 def _writer(options: Options, known_prices: Prices) -> functools.partial[str]:
@@ -84,12 +83,12 @@ def compare(options: Options) -> int:
     """Print how two runs, or the runs of two folders, differ; return the gate's verdict, or 1 if a second is worse."""
     from poc.cli import compare
 
-    first, second = options.runs
     folders = [Path(name) for name in options.runs if Path(name).is_dir()]
     if len(folders) == 1:
-        raise UserError(f"compare: {first} and {second} are not two folders of results, nor two runs")
+        raise UserError(f"compare: {' and '.join(options.runs)} are not two folders of results, nor two runs")
     if folders:
         return compare_folders(folders, options.slower, options.json)
+    first, second = options.runs
     comparison = compare.compare(_table(options.all_records()), first, second, options.slower)
     print(compare.as_json(comparison) if options.json else compare.text(comparison))
     return int(comparison["exit_code"])

@@ -98,11 +98,7 @@ def _repeats(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _epochs(record: Record) -> pd.DataFrame:
     windows = pd.DataFrame([{**vars(window), "samples/s": window.rate} for window in record.windows])
-    aggregates = {
-        "loss": lambda losses: losses.iloc[-1],
-        "samples/s": "median",
-        "seconds": lambda seconds: seconds.sum(skipna=False),
-    }
+    aggregates = {"loss": lambda losses: losses.iloc[-1], "samples/s": "median", "seconds": "sum"}
     epochs = windows.groupby("epoch").agg(aggregates).reset_index()
     accuracies = {evaluation.epoch: evaluation.accuracy for evaluation in record.evaluations}
     return epochs.assign(accuracy=epochs.epoch.map(accuracies))

@@ -44,8 +44,7 @@ def commit() -> str:
     environment = {name: setting for name, setting in os.environ.items() if not name.startswith("GIT_")}
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment}
     try:
-        tracked = ["HEAD", f"HEAD:{file.relative_to(home)}"]
-        head = subprocess.run([*git, "rev-parse", *tracked], check=True, **options)
+        head = subprocess.run([*git, "rev-parse", "HEAD", f"HEAD:{file.relative_to(home)}"], check=True, **options)
         code = [f":/poc/*{suffix}" for suffix in _CODE]
         status = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files", "--", *code]
         changed = subprocess.run(status, check=True, **options).stdout

@@ -268,9 +268,8 @@ class Record(WorkerResult):
         if self.outcome == COMPLETED and self.steps % self.run.steps_per_epoch:
             notes.append(f"stopped after {self.steps} steps")
         if self.resumed:
-            notes.append(
-                "resumed from a checkpoint " + ("once" if len(self.resumed) == 1 else f"{len(self.resumed)} times")
-            )
+            times = "once" if len(self.resumed) == 1 else f"{len(self.resumed)} times"
+            notes.append(f"resumed from a checkpoint {times}")
         shares = [pair for device in self.devices for pair in device.throttled.items()]
         for reason in dict(shares):
             share = max(share for name, share in shares if name == reason)
