@@ -150,8 +150,8 @@ def _sides(table: pd.DataFrame, names: Sequence[str]) -> tuple[list[str], list[p
     """Return the id and the repeats that each name stands for; if no machine is named, on one that has both runs."""
     named = [show.select(table, name) for name in names]
     runs = [str(rows.run_id.iloc[0]) for rows in named]
-    found = _latest_on_one_machine(named) if runs[0] != runs[1] else map(_latest, named)
-    latest = [rows.setting.iloc[-1] for rows in found]
+    of_setting = _latest_on_one_machine(named) if runs[0] != runs[1] else map(_latest, named)
+    latest = [rows.setting.iloc[-1] for rows in of_setting]
     sides = [show.only(table[table.setting == each], show.qualifiers(table, name)) for name, each in zip(names, latest)]
     if sides[0].index.isin(sides[1].index).any():  # one setting: the names differ in the seed, or not at all
         sides = [side[side.run_id == run] for side, run in zip(sides, runs)]

@@ -46,8 +46,8 @@ def write_report(options: Options, known_prices: Prices) -> None:
     """Write the pages of all journals in the folder of results; print the scorecard and the path of the page."""
     records, folder = journal.read(journal.paths(options.results)), options.results
     page = (cli.HOME if folder == cli.HOME / "results" else folder) / "results.md"
-    others = journal.read_with(records, options.others)
-    print(_writer(options, known_prices)(records, others=others, page=page, folder=folder))
+    received = journal.read_with(records, options.others)
+    print(_writer(options, known_prices)(records, others=received, page=page, folder=folder))
 
 
 def _writer(options: Options, known_prices: Prices) -> functools.partial[str]:
