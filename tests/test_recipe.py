@@ -220,6 +220,7 @@ def test_a_recipe_gives_runs(machine: Hardware, fields: dict[str, Any], names: s
             {"cases": [{"lr": 0.1}, {"lr": 0.3}], "quick": {"batch_per_device": [8, 16]}},
         ),
         ({"data": CIFAR10(crop=np.int8(24))}, {"data": CIFAR10(crop=24)}),
+        ({"data": CIFAR10, "optimizer": [SGD]}, {"data": CIFAR10(), "optimizer": ["sgd"]}),
     ],
 )
 def test_numbers_and_lists_of_numpy_and_of_the_library_are_those_of_python(
@@ -427,13 +428,16 @@ IMPORT = "from helper import LR"
         ("recipe = {'model': 'cifar_resnet20_v2'}", "", r"`recipe = Recipe"),
         ("data = Foldr('photos')", "", r"NameError: .*did you mean 'Folder'\? \(mine.py, line 2\)"),
         ("raise SystemExit(0)", "", r"SystemExit"),
+        ("import os\nos.environ['POC_NO_SUCH']", "", r"KeyError: 'POC_NO_SUCH' \(mine.py, line 3\)"),
+        ("recipe = Recipe('cifar_resnet8_v2', folder='photos')", "", r"no field 'folder'"),
         ("def f(): f()\nf()", "", r"RecursionError"),
         ("\x00", "", r"Error"),
     ],
 )
 def test_an_error_in_a_recipe_file_is_one_line_with_its_place(
-    text: str, helper: str, message: str, tmp_path: Path
+    text: str, helper: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with refused(f"^mine.py: .*{message}"):
         config.load(recipe_in(tmp_path, text, helper=helper))
     assert "helper" not in sys.modules

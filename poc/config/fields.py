@@ -62,11 +62,12 @@ class Or:
 
 
 def by_name(option: str, kinds: Mapping[str, type[Any]]) -> pydantic.BeforeValidator:
-    """Return a validator that turns the name of one of `kinds` into that kind with its defaults."""
+    """Return a validator that turns one of `kinds`, or the name of one, into that kind with its defaults."""
 
     def convert(value: Any) -> Any:
-        if isinstance(value, str) and value in kinds:
-            return kinds[value]()
+        kind = kinds.get(value) if isinstance(value, str) else value
+        if isinstance(kind, type) and kind in kinds.values():
+            return kind()
         if isinstance(value, (dict, *kinds.values())):
             return value
         raise invalid(option, value, suggest(value, kinds))

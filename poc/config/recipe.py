@@ -240,14 +240,17 @@ _QUICK: dict[str, Any] = {"steps": 12, "window": 4, "evaluate": False, "target_a
 class Recipe:
     """One experiment: fields of `Training` and `Setting`. Raises UserError for a mistake.
 
-    Every list is a dimension of the grid, except for `seeds`, `mean` and `std`. `folder` has the user's model files.
+    Every list is a dimension of the grid, except for `seeds`, `mean` and `std`. `folder` has the user's model files; it
+    is that of the recipe's file, and not for users to set.
 
     `cases` makes several grids: each is a dict of the fields that it adds to, or sets in place of, the common ones.
     `quick` has the fields that `--quick` sets; by default a few steps of each run and no accuracy. {}: no change.
     """
 
-    def __init__(self, model: Any = None, *, cases: Any = (), quick: Any = None, **fields: Any) -> None:
-        self.folder: Path = fields.pop("folder", Path.cwd())
+    def __init__(
+        self, model: Any = None, *, cases: Any = (), quick: Any = None, folder: Path = Path(), **fields: Any
+    ) -> None:
+        self.folder = folder
         common = _known_fields("Recipe", {"model": model, **fields}, _SETTING)
         self.grids = [{**common, **case} for case in _known_cases("cases", cases)]
         change = _known_fields("quick", _QUICK if quick is None else quick, (*_SETTING, "cases"))

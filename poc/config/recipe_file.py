@@ -35,6 +35,8 @@ def load(
             recipe = runpy.run_path(str(path)).get("recipe")
         if not isinstance(recipe, Recipe):
             raise UserError("`recipe = Recipe(...)` is missing")
+        if recipe.folder != Path():
+            raise UserError("Recipe: no field 'folder'; give images of your own as data=Folder(...)")
         recipe.folder = folder
         recipe = recipe.with_fields(fields) if fields else recipe
         recipe = recipe.replace("data", functools.cache(lambda data: count(data, folder)))
@@ -84,7 +86,7 @@ def last_line(error: BaseException, folder: Path) -> str:
     """
     frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        file = Path(frame.filename)
-        if file.resolve().parent == folder:
+        file = Path(frame.filename)  # "<frozen os>" is none
+        if file.is_file() and file.resolve().parent == folder:
             return f" ({file.name}, line {frame.lineno})"
     return ""
