@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from poc import CIFAR10, Linear, Recipe, Steps, config
+from poc import CIFAR10, Folder, Linear, Recipe, Steps, config
 from poc.config import literals
 from poc.plan import plan
 from tests.builders import MACHINE, SMALL, recipe_file
@@ -27,6 +27,7 @@ def ids(recipe: Recipe, *, quick: bool = False) -> list[str]:
         ("x=per-device", "per-device"),
         ("x=nets/my-own.py:net,timm:resnet18", ["nets/my-own.py:net", "timm:resnet18"]),
         ("x='mine.py:net'", "mine.py:net"),
+        ("x=Folder('photos of 12:30/a')", Folder("photos of 12:30/a")),
         ("x=Linear(base=0.1, per=256, decay=Steps([0.5])),2", [Linear(base=0.1, per=256, decay=Steps([0.5])), 2]),
         ("x=CIFAR10(crop=32, validate_on=held-out)", CIFAR10(crop=32, validate_on="held-out")),
         ("x=CIFAR10,cifar10", [CIFAR10(), "cifar10"]),

@@ -11,7 +11,7 @@ from poc.values import UserError, suggest
 CALLABLE: Mapping[str, Any] = {name: getattr(config, name) for name in config.__all__ if name != "Recipe"}
 """What a value may call, by name: what a recipe may import from `poc`."""
 _WORD = re.compile(r"[A-Za-z][\w.-]*")
-_MODEL = re.compile(r"(?<![\w./\"'-])[\w./-]+:[\w.-]+")  # without quotes, as timm:resnet18
+_MODEL = re.compile(r"""(["']).*?\1|[\w./-]+:[\w.-]+""")  # a text in quotes, or a name without, as timm:resnet18
 _EXAMPLES = 'give a number, a word, a text in quotes, several with commas, or a call such as Folder("photos/a")'
 
 
@@ -32,7 +32,7 @@ def fields(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse(name: str, text: str) -> Any:
-    source = "[" + _MODEL.sub(r'"\g<0>"', text) + "]"
+    source = "[" + _MODEL.sub(lambda part: part[0] if part[1] else f'"{part[0]}"', text) + "]"
     try:
         tree = ast.parse(source, mode="eval").body
         values = _evaluate(tree, source) if isinstance(tree, ast.List) else []
