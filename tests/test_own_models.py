@@ -119,10 +119,14 @@ def plans(model: str, folder: Path, **fields: Any) -> list[Planned]:
         ("glun.py:net", "did you mean 'gluon.py'"),
         ("torchvison:resnet18", "did you mean 'torchvision'"),
         ("no_such_package.nets:net", "no module 'no_such_package.nets'"),
+        ("__main__:net", "no module '__main__'"),
         ("cifar_resnet50_v3", "did you mean 'cifar_resnet50_v"),
     ],
 )
-def test_a_wrong_name_is_one_line_before_anything_is_started(model: str, words: str, folder: Path) -> None:
+def test_a_wrong_name_is_one_line_before_anything_is_started(
+    model: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as where a script was started
     with refused(f"^model: .*{re.escape(words)}"):
         plans(model, folder)
 

@@ -7,7 +7,7 @@ python -m poc.frameworks.own_models    (a run, as JSON, on the standard input; i
 import ast
 import contextlib
 import hashlib
-import importlib.util
+import importlib
 import itertools
 import json
 import os
@@ -59,13 +59,13 @@ def source(model: str, folder: Path) -> Path | None:
             hint = suggest(where, [file.name for file in folder.glob("*.py")])
             raise UserError(f"model: there is no file {where!r} beside the recipe; {hint}")
         return folder / where
-    for home, end in itertools.product([*sys.path, str(folder)], (".py", "/__init__.py")):
-        if (file := Path(home, where.replace(".", "/") + end)).is_file():
-            return file
     package, *rest = where.split(".")
-    spec = importlib.util.find_spec(package or " ")  # of an editable installation, whose folder need not be in sys.path
-    for home, end in itertools.product((spec and spec.submodule_search_locations) or (), (".py", "/__init__.py")):
-        if (file := Path(f"{Path(home, *rest)}{end}")).is_file():
+    places = [Path(home, package, *rest) for home in [*sys.path, str(folder)]]
+    # The folder of an editable installation need not be in sys.path.
+    specs = filter(None, (finder.find_spec(package, None) for finder in sys.meta_path))
+    places += [Path(home, *rest) for spec in specs for home in spec.submodule_search_locations or ()]
+    for place, end in itertools.product(places, (".py", "/__init__.py")):
+        if (file := Path(f"{place}{end}")).is_file():
             return file
     raise UserError(f"model: there is no module {where!r}; {suggest(where, ZOOS)}")
 
