@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from poc import config, data, frameworks
+from poc import config, data
 from poc.config import Recipe, literals
 from poc.host import hardware
 from poc.host.control_groups import text
@@ -77,7 +77,7 @@ class Options(argparse.Namespace):
 
     def load_recipe(self, path: Path) -> Recipe:
         """Return the recipe in a file, with the fields of --set."""
-        return config.load(path, frameworks.FRAMEWORKS, literals.fields(self.settings), data.count)
+        return config.load(path, literals.fields(self.settings), data.count)
 
     def planned(self, machine: Hardware) -> list[Planned]:
         """Return the runs of the chosen recipes on this machine."""

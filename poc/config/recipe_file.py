@@ -6,22 +6,21 @@ import functools
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from poc import config
-from poc.config.recipe import AUTO, Recipe
-from poc.values import UserError, invalid, suggest
+from poc.config.recipe import Recipe
+from poc.values import UserError
 
 
 def load(
     path: Path,
-    frameworks: Collection[str] = (),
     fields: Mapping[str, Any] | None = None,
     count: Callable[[Any, Path], Any] = lambda data, folder: data,
 ) -> Recipe:
-    """Read the recipe in the Python file `path`, whose framework must be one of `frameworks`, if there are any.
+    """Read the recipe in the Python file `path`.
 
     It may import files in its folder. `fields` replace its own (`Recipe.with_fields`). `count` (`poc.data.count`)
     completes each data set by its files, with paths relative to that folder. Raises UserError for a wrong recipe.
@@ -41,9 +40,6 @@ def load(
         recipe = recipe.with_fields(fields) if fields else recipe
         recipe = recipe.replace("data", functools.cache(lambda data: count(data, folder)))
         recipe.check_effects()
-        for setting in recipe.settings() if frameworks else ():
-            if setting.framework not in (AUTO, *frameworks):
-                raise invalid("framework", setting.framework, suggest(setting.framework, (AUTO, *frameworks)))
     except UserError as error:
         raise UserError(f"{path.name}: {error}{last_line(error, folder)}") from None
     except KeyboardInterrupt:
