@@ -129,8 +129,7 @@ def _groups() -> dict[str, _Parser]:
 
     add = groups["studies"].add_argument
     add("--study", type=_path, metavar="FILE", help="a published study, a CSV like those in poc/published/", **_LIST)
-    accuracy = _number(Annotated[Positive, Lt(1)])
-    add("--target", type=accuracy, default=0.75, metavar="ACCURACY", help="accuracy of time and cost (0.75)")
+    add("--target", type=_share, default=0.75, metavar="ACCURACY", help="accuracy of time and cost (0.75)")
 
     add = groups["recipes"].add_argument
     add("recipes", nargs="*", metavar="RECIPE", help="a recipe's name, or a Python file (default: recipes/)")

@@ -25,8 +25,6 @@ def load(
     It may import files in its folder. `fields` replace its own (`Recipe.with_fields`). `count` (`poc.data.count`)
     completes each data set by its files, with paths relative to that folder. Raises UserError for a wrong recipe.
     """
-    if not path.is_file():
-        raise UserError(f"recipe: {path} is not a file")
     folder = path.resolve().parent
     try:
         # Of commands with --json the standard output is for programs.
