@@ -10,6 +10,7 @@ from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import numpy as np
@@ -413,6 +414,12 @@ def test_recipes_import_files_in_their_folder_and_each_its_own(
         assert plan("", recipe, CPU)[0].run.learning_rate == lr
         modules = set(sys.modules)
     assert capsys.readouterr().out == ""  # which is for programs
+
+
+def test_two_files_may_import_one_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "installed", SimpleNamespace(recipe=Recipe("cifar_resnet8_v2")))
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        assert config.load(recipe_in(folder, "from installed import recipe")).folder == folder
 
 
 IMPORT = "from helper import LR"

@@ -34,8 +34,8 @@ def load(
             raise UserError("`recipe = Recipe(...)` is missing")
         if recipe.folder != Path():
             raise UserError("Recipe: no field 'folder'; give images of your own as data=Folder(...)")
+        recipe = recipe.with_fields(fields or {})  # a new one: that of an imported module is the user's
         recipe.folder = folder
-        recipe = recipe.with_fields(fields) if fields else recipe
         recipe = recipe.replace("data", functools.cache(lambda data: count(data, folder)))
         recipe.check_effects()
     except UserError as error:
