@@ -160,10 +160,9 @@ def test_photos_are_decoded_together_only_as_far_as_cores_would_be_idle(
     spec = data.count(kind(tmp_path), tmp_path)
     dataset = load(spec, tmp_path)
     assert dataset.train._pool._max_workers == cores
-    read, seen = dataset.train.files.read, []
-    monkeypatch.setattr(dataset.train.files, "read", lambda index: seen.append(index) or read(index))
-    next(data.training_batches(dataset, spec, global_batch=4, seed=5, steps=12))
-    assert len(seen) == decoded
+    with mock.patch.object(photos.Photos, "augment", autospec=True, side_effect=photos.Photos.augment) as augment:
+        next(data.training_batches(dataset, spec, global_batch=4, seed=5, steps=12))
+    assert len(augment.call_args_list[0].args[1]) == decoded
 
 
 def test_a_folder_has_the_images_of_its_files_by_sorted_names(tmp_path: Path) -> None:
@@ -370,7 +369,7 @@ def arrays(**changes: Any) -> Callable[[Path], Arrays]:
         (folder_in, put("photos/val/dog/x.png", b"x"), "val/dog/x.png is not an image"),
         (folder_in, put("photos/val/dog/x.jpg", b"\xff\xd8\xff\xdacut"), "x.jpg is a trunc"),
         (records_in, put("train.rec"), "train.rec cannot be read"),
-        (records_in, lambda path: (path / "val.rec").unlink(), "val.rec is missing; check the path"),
+        (records_in, lambda path: (path / "val.rec").unlink(), "val.rec cannot be read .*; check the path"),
         (records_in, put("val.rec", part(0, record(PIXELS[0], 3.0))), "val.rec, record 0 has the label 3, .* 0 to 2"),
         (records_in, put("val.rec", part(0, record(PIXELS[0], 0.0, labels=(1.0, 2.0)))), "record 0 has several labels"),
         (arrays_in, lambda path: (path / "mine.npz").unlink(), "mine.npz cannot be read"),
@@ -399,6 +398,17 @@ def test_a_damaged_photo_is_named_when_it_is_decoded(tmp_path: Path) -> None:
     train = load(RECORDS, tmp_path).train
     with pytest.raises(UserError, match=r"^data: [^\n]*train.rec, record 0 is not an image that can be decoded[^\n]*$"):
         train.center_crop(np.array([0]), RECORDS)
+
+
+def test_each_record_is_a_sign_of_life_and_one_that_is_cut_off_later_is_named(tmp_path: Path) -> None:
+    signs, spec = [], data.count(records_in(tmp_path), tmp_path)
+    for _ in range(2):  # the second time the checksum is in the cache
+        signs.clear()
+        dataset = data.load(spec, source=None, cache=tmp_path / "cache", alive=lambda: signs.append(0))
+        assert len(signs) > spec.train_images + spec.validation
+    os.truncate(tmp_path / "train.rec", 100)
+    with pytest.raises(UserError, match=r"train.rec, record 47 has no image header"):
+        dataset.train.center_crop(np.array([47]), spec)
 
 
 def test_hidden_folders_and_links_back_hold_no_images(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def open_photos(spec: Folder | Records, cache: Path, alive: Callable[[], object]
     The checksum is of all bytes, and of the relative names in a folder. It is kept in `cache` until a file changes.
     Raises UserError as `count`, and for a file in a folder that is no image.
     """
-    splits = _files(spec)
+    splits = _files(spec, alive)
     if isinstance(spec, Folder):
         files = {f"{each.path.name}/{name}": f"{each.path}/{name}" for each in splits for name in each.names}
     else:
@@ -112,10 +112,10 @@ def _images(images: npt.NDArray[Any], labels: npt.NDArray[Any], path: Path, spli
     return Images(np.ascontiguousarray(pixels), labels.reshape(-1).clip(-1, np.iinfo(np.int32).max).astype(np.int32))
 
 
-def _files(spec: Folder | Records) -> tuple[Any, Any]:
+def _files(spec: Folder | Records, alive: Callable[[], object] = lambda: None) -> tuple[Any, Any]:
     """Return training and validation images; raises UserError if folders have different classes."""
     if isinstance(spec, Records):
-        return RecordFile(Path(spec.train), spec.classes), RecordFile(Path(spec.val), spec.classes)
+        return RecordFile(Path(spec.train), spec.classes, alive), RecordFile(Path(spec.val), spec.classes, alive)
     train, validation = (ClassFolders(Path(spec.path, name)) for name in ("train", "val"))
     for split, other_split in ((train, validation), (validation, train)):
         if missing := sorted({*split.classes} - {*other_split.classes}):

@@ -30,28 +30,35 @@ Numbers = npt.NDArray[np.float64]
 
 
 class RecordFile:
-    """Images of a RecordIO file; raises UserError if it is missing or damaged, or a label is not below `classes`."""
+    """Images of a RecordIO file; raises UserError if it is missing or damaged, or a label is not below `classes`.
 
-    def __init__(self, path: Path, classes: int) -> None:
+    `alive` is called after each record: to find those of ImageNet a disk may take minutes.
+    """
+
+    def __init__(self, path: Path, classes: int, alive: Callable[[], object] = lambda: None) -> None:
         self._path = path
         try:
-            with path.open("rb") as file:
-                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise UserError(f"data: {path} is missing; check the path") from None
+            self._file = path.open("rb", buffering=0)
+            content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # an empty file is a ValueError
-            raise UserError(f"data: {path} cannot be read ({error}); make it again") from None
-        self._records = list(recordio.records(self._content, path))
-        self.labels = np.zeros(len(self._records), np.int32)
-        for index, record in enumerate(self._records):
-            label = recordio.label(self._content, record, self._where(index))
+            raise UserError(f"data: {path} cannot be read ({error}); check the path") from None
+        content.madvise(mmap.MADV_RANDOM)  # only the headers are read
+        self._records, labels = list[slice](), list[float]()
+        for index, record in enumerate(recordio.records(content, path)):
+            label = recordio.label(content, record, self._where(index))
             if not (0 <= label < classes and label.is_integer()):
                 raise UserError(f"data: {self._where(index)} has the label {label:g}, labels are 0 to {classes - 1}")
-            self.labels[index] = label
+            self._records.append(record)
+            labels.append(label)
+            alive()
+        self.labels = np.array(labels, np.int32)
 
     def read(self, index: int) -> Pixels:
         """Return the pixels of an image, (height, width, 3), blue first; raises UserError."""
-        _, encoded = recordio.image(self._content[self._records[index]], self._where(index))
+        record = self._records[index]
+        # Not from mapped memory: while a disk reads a page of that, no other thread can use the interpreter.
+        content = os.pread(self._file.fileno(), record.stop - record.start, record.start)
+        _, encoded = recordio.image(content, self._where(index))
         return recordio.decode(encoded, self._where(index))
 
     def _where(self, index: int) -> str:
