@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poc import data
-from poc.config import CIFAR10, Synthetic, synthetic
+from poc.config import CIFAR10, Folder, Synthetic, synthetic
 from poc.data.batches import order
+from poc.data.photos import Photos
 from poc.host import hardware
 from poc.values import UserError
 from tests.launch import python
@@ -143,6 +144,26 @@ def test_as_many_batches_are_made_at_once_as_there_are_cores(cores: int, monkeyp
     assert len(makers) == cores
     assert threading.active_count() == before
     np.testing.assert_array_equal(np.concatenate([batch.labels for batch in shown]), order(70, seed=5, epoch=0))
+
+
+def test_the_next_photos_are_decoded_while_the_last_one_of_a_batch_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, fifth_is_read = itertools.count(1), threading.Event()
+
+    class Files:
+        labels = np.zeros(12, np.int32)
+
+        def read(self, index: int) -> Any:
+            number = next(reads)
+            if number == 5:
+                fifth_is_read.set()
+            assert number != 1 or fifth_is_read.wait(60)
+            return NOISE[index]
+
+    monkeypatch.setattr(hardware, "usable_cores", lambda: 2)
+    photos: Any = Photos(Files())  # type: ignore[arg-type]
+    dataset = data.Dataset("photos", photos, photos)
+    batches = data.training_batches(dataset, Folder("unused", crop=8), global_batch=4, seed=5, steps=3)
+    np.testing.assert_array_equal([len(batch) for batch in batches], [4, 4, 4])
 
 
 def test_validation_covers_each_image_once_from_its_centre() -> None:

@@ -68,7 +68,7 @@ def training_batches(
 
     The parts of all workers and steps of an epoch are a partition of its whole batches; `workers` x `accumulate`
     divides `global_batch`, whose first part has the first micro-batches of all workers, the next one the second, and so
-    on. A fixed batch is the same object every time. If `threaded`, one thread per core, up to 16, makes the batches.
+    on. A fixed batch is the same object every time. If `threaded`, several batches are made at once.
     """
     samples, share = len(dataset.train), global_batch // workers
     if isinstance(spec, Synthetic) and spec.fixed:
@@ -94,9 +94,9 @@ def training_batches(
     def make(indices: Indices, epoch: int) -> Batch:
         return Batch(*dataset.train.augment(indices, spec, seed=seed, epoch=epoch))
 
-    threads = usable_threads()
-    # Images in files are decoded in threads anyway, and choosing crops takes less time than starting a thread.
-    if not threaded or threads == 1 or spec.on_device or not in_memory:
+    # Images in files are decoded by threads of their own, which begin the next job while the last of one are at work.
+    threads = usable_threads() if in_memory else 3
+    if not threaded or threads == 1 or spec.on_device:  # choosing crops takes less time than starting a thread
         stream: Iterator[Batch] = itertools.starmap(make, jobs())
     else:
         stream = _in_threads(make, jobs(), threads)
