@@ -128,7 +128,7 @@ def gradients(session: Session, run: Run, worker: int = 0, folder: Path = Path()
 
 def placed_ahead(session: Session, run: Run, worker: int, folder: Path) -> Arrays:
     """Return the parameters after all steps of `run`, whose batches another thread has put on the device."""
-    with data.prefetch(map(session.place, batches(run, worker)), depth=3) as placed:
+    with data.prefetch(map(session.place, batches(run, worker)), depth=3) as (placed, _):
         for number, batch in enumerate(placed):
             session.step(batch, run.rate(number))
     return {**parameters(session), "losses": np.array(session.drain())}

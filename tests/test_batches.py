@@ -183,17 +183,21 @@ def test_validation_covers_each_image_once_from_its_centre() -> None:
 
 def test_prefetch_works_ahead_in_order_as_far_as_its_depth() -> None:
     made: list[int] = []
-    third = threading.Event()
+    begin, third = threading.Event(), threading.Event()
 
     def source() -> Iterator[int]:
+        begin.wait(600)
         for number in range(50):
             made.append(number)
             if number == 2:
                 third.set()
             yield number
 
-    with data.prefetch(source(), depth=3) as ahead:
+    with data.prefetch(source(), depth=3) as (ahead, is_ready):
+        assert not is_ready()
+        begin.set()
         assert third.wait(600)
+        assert is_ready()
         for number, item in enumerate(ahead):
             assert item == number
             assert len(made) <= number + 1 + 3
@@ -206,7 +210,7 @@ def test_prefetch_hands_over_an_exception_in_its_place() -> None:
         yield 1
         raise UserError("data: broken")
 
-    with data.prefetch(source()) as ahead:
+    with data.prefetch(source()) as (ahead, _):
         assert next(ahead) == 1
         with pytest.raises(UserError, match="broken"):
             next(ahead)
@@ -215,7 +219,7 @@ def test_prefetch_hands_over_an_exception_in_its_place() -> None:
 
 def test_prefetch_stops_when_its_block_is_left_and_does_not_keep_the_interpreter() -> None:
     before = threading.active_count()
-    with data.prefetch(itertools.count(), depth=2) as ahead:
+    with data.prefetch(itertools.count(), depth=2) as (ahead, _):
         assert next(ahead) == 0
     assert threading.active_count() == before
     code = "import itertools; from poc.data import prefetch; p = prefetch(itertools.count()); p.__enter__()"

@@ -37,7 +37,8 @@ def short(**fields: Any) -> Run:
 class Driven:
     """A run on a scripted clock: 11 s at the start, `wait` per batch, 7 s per evaluation, 3 s per checkpoint.
 
-    It is the session, too, without a network: `step` returns at once, `drain` waits for the work.
+    It is the session, too, without a network: `step` returns at once, `drain` waits for the work, which goes on while
+    the loop waits for a batch.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Driven:
         others: Iterable[np.ndarray] = (),
         **options: Any,
     ) -> None:
-        self.now, self._enqueued = 100.0, 0.0
+        self.now, self._idle_from = 100.0, 0.0
         self._seconds, self._wait, self._loss = seconds, wait, loss
         self._evaluation_loss, self._parameter = evaluation_loss, parameter
         self.said: list[np.ndarray] = []  # what this worker contributed to sums over the workers
@@ -68,12 +69,12 @@ class Driven:
             self.now += 11.0
         session: Any = self
         loop = Loop(run, session, list, clock, self._emit, self._save, **options)
-        self.outcome, self.reason = loop.train(self._batches(run))
+        self.outcome, self.reason = loop.train(self._batches(run), lambda: not wait)
         self.wall = clock.elapsed()
         self.split = timing.split(self.wall, clock.parts, self.windows, timing.warmup(self.windows))
 
     def step(self, batch: Batch, learning_rate: float, **options: bool) -> None:
-        self._enqueued += self._seconds(len(self.rates))
+        self._idle_from = max(self._idle_from, self.now) + self._seconds(len(self.rates))
         self.rates.append(learning_rate)
 
     def wait(self) -> None:
@@ -81,7 +82,7 @@ class Driven:
         self.drain()
 
     def drain(self) -> float:
-        self.now, self._enqueued = self.now + self._enqueued, 0.0
+        self.now = max(self._idle_from, self.now)
         return float(self._loss(len(self.rates)))
 
     def sum_over_workers(self, values: np.ndarray) -> np.ndarray:

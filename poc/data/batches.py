@@ -38,9 +38,7 @@ class Batch:
         return len(self.labels)
 
     def part(self, first: int, last: int) -> Batch:
-        """Return samples `first` to `last`; the batch itself if these are all."""
-        if (first, last) == (0, len(self)):
-            return self
+        """Return samples `first` to `last`."""
         if isinstance(self.images, Crops):
             return Batch(Crops(*(values[first:last] for values in self.images)), self.labels[first:last])
         return Batch(self.images[first:last], self.labels[first:last])
@@ -131,11 +129,11 @@ def validation_batches(
 
 
 @contextlib.contextmanager
-def prefetch(iterator: Iterator[T], depth: int = 20) -> Iterator[Iterator[T]]:
-    """Run an iterator ahead in a thread: `with prefetch(batches) as ahead: for batch in ahead: ...`.
+def prefetch(iterator: Iterator[T], depth: int = 20) -> Iterator[tuple[Iterator[T], Callable[[], bool]]]:
+    """Run an iterator ahead in a thread: `with prefetch(batches) as (ahead, is_ready): for batch in ahead: ...`.
 
-    At most `depth` items wait. An exception of the iterator is raised in place of its item. The thread stops when the
-    block is left, after the item in progress.
+    `is_ready` returns whether the next item is there. At most `depth` items wait. An exception of the iterator is
+    raised in place of its item. The thread stops when the block is left, after the item in progress.
     """
     thread = ThreadPoolExecutor(1, "prefetch")
     end = object()
@@ -146,6 +144,6 @@ def prefetch(iterator: Iterator[T], depth: int = 20) -> Iterator[Iterator[T]]:
         return ahead.popleft().result()
 
     try:
-        yield iter(next_item, end)
+        yield iter(next_item, end), lambda: ahead[0].done()
     finally:
         thread.shutdown(cancel_futures=True)

@@ -26,7 +26,6 @@ Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
 
 CHECKSUM_DIGITS = 16
-MOST_THREADS = 16  # upper limit of data-loading threads; more gave no speed-up
 
 _PAD_VALUE = 127
 # OpenCV's 8-bit HLS: hue in steps of two degrees, lightness and saturation, each with its limit.
@@ -126,8 +125,8 @@ class Images(Split):
 
 
 def usable_threads() -> int:
-    """Return the number of data-loading threads: one per usable core, up to `MOST_THREADS`."""
-    return min(MOST_THREADS, hardware.usable_cores())
+    """Return the number of data-loading threads: one per usable core, up to 16, since more gave no speed-up."""
+    return min(16, hardware.usable_cores())
 
 
 def checksum(dataset: Dataset) -> str:
@@ -156,10 +155,8 @@ def split_off_validation(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train.part(training), validation=train.part(np.sort(held_out)))
 
 
-def device_images(dataset: Dataset, spec: Any) -> Pixels | None:
-    """Return the padded training images that devices hold; None if batches come from the host."""
-    if not spec.on_device:
-        return None
+def device_images(dataset: Dataset, spec: Any) -> Pixels:
+    """Return the padded training images, which devices hold with `on_device`."""
     assert isinstance(dataset.train, Images)
     return pad(dataset.train.images, spec.pad)
 

@@ -16,6 +16,7 @@ from poc.records.timing import WINDOW_SECONDS, Clock, Window
 
 EXPLODED = 1e4  # mean loss of a window or an evaluation, in nats, from which no run comes back
 LARGEST_PARAMETER = 1e6  # absolute value that no parameter has in a training that learns
+_LONG_STEP = 0.005  # seconds; shorter ones would be slower if devices were waited for
 
 CHECKPOINT_SECONDS = 180.0  # time between two checkpoints within an epoch
 GPU_CHECKPOINT_SECONDS = 30.0  # least time between the checkpoints after epochs on GPUs, where one may take longer
@@ -46,13 +47,14 @@ class Loop:
         self._time_is_up = self._has_evaluated = False
         self._peak_has_search = True  # for the fastest algorithms, in the first window and the first evaluation
 
-    def train(self, batches: Iterator[Batch]) -> tuple[str, str]:
+    def train(self, batches: Iterator[Batch], is_ready: Callable[[], bool]) -> tuple[str, str]:
         """Train to the last step of the run, or to its pause; return the outcome and its reason.
 
         A run has diverged if the loss of a window or of an evaluation, or a parameter after the last update, is not
         finite or too large. The loss of a window is that before its updates, so it does not show the last update.
+        `is_ready` returns whether the next batch need not be waited for.
         """
-        run = self.run
+        run, self._is_ready = self.run, is_ready
         self._check_time()
         for epoch in range(self._step // run.steps_per_epoch + 1, run.last_epoch + 1):
             if self._time_is_up or self._has_reached_target():
@@ -117,7 +119,7 @@ class Loop:
         """Train for `count` steps; return their mean loss.
 
         The clock is read only when everything enqueued is drained. In between nothing is fetched, and nothing is waited
-        for except after the first step and in windows longer than `most_queued`.
+        for except after the first step, in windows longer than `most_queued`, and before a wait for data.
         """
         run, clock = self.run, self.clock
         if self._peak_has_search and self._step > self.first_step:
@@ -128,6 +130,8 @@ class Loop:
         steps = range(self._step, self._step + count)
         norm_steps = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
         for step in steps:
+            if self._step_seconds > _LONG_STEP and not self._is_ready():
+                self.session.wait()  # while devices are at work, nothing waits for data
             request = clock.elapsed()
             batch = next(batches)
             waited += clock.elapsed() - request

@@ -140,12 +140,12 @@ class Worker:
         most_bytes = min(_PREFETCHED_BYTES, hardware.usable_memory() // (16 * run.workers))
         depth = max(2, min(run.window, most_bytes // batch_bytes))
         with (
-            data.prefetch(host_batches, depth=depth) as ahead,
-            data.prefetch(map(session.place, ahead), depth=2) as placed,
+            data.prefetch(host_batches, depth=depth) as (ahead, _),
+            data.prefetch(map(session.place, ahead), depth=2) as (placed, is_ready),
         ):
             batches = self._with_heartbeat(placed)
             with spin_guard(threads) if run.kind == "cpu" else contextlib.nullcontext():
-                end = self._end(*loop.train(batches))
+                end = self._end(*loop.train(batches, is_ready))
             end["sync_stats"] = session.sync_stats() or None
             end["memory"]["device_peak_bytes"] = session.peak_device_bytes()  # without what is multiplied below
             end["memory"]["device_reserved_bytes"] = session.reserved_device_bytes()
@@ -216,8 +216,8 @@ class Worker:
             self._emit("resumed", {"step": first_step, "why": self._request["why"], "at": saved.story["clock"][0]})
         session = frameworks.open_session(self.run, first_step=first_step, state=state)
         self._beat()
-        if (images := data.device_images(dataset, self.run.data)) is not None:
-            session.upload_images(images)
+        if self.run.data.on_device:
+            session.upload_images(data.device_images(dataset, self.run.data))
         if self.run.network.whitens and not first_step:
             first = min(WHITENING_IMAGES, len(dataset.train))
             session.whiten(dataset.train.center_crop(np.arange(first), self.run.data)[0])
