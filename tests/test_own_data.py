@@ -363,6 +363,7 @@ def arrays(**changes: Any) -> Callable[[Path], Arrays]:
     [
         (folder_in, without("photos/val"), "photos/val is missing; use a folder"),
         (folder_in, lambda path: (path / "photos/train/ant").mkdir(), "photos/train/ant has no image"),
+        (folder_in, lambda path: (path / "photos/train/gone").symlink_to("unmounted"), "train/gone cannot be read"),
         (folder_in, _class_only_in_val, "class 'fox' is in .*/val and not in .*/train"),
         (folder_in, without("photos/val/dog"), "class 'dog' is in .*/train and not in .*/val"),
         (folder_in, put("photos/val/dog/notes.txt"), "val/dog/notes.txt is not a JPEG or PNG"),

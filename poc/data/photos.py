@@ -30,10 +30,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 class RecordFile:
-    """Images of a RecordIO file; raises UserError if it is missing or damaged, or a label is not below `classes`.
-
-    `alive` is called after each record: to find those of ImageNet a disk may take minutes.
-    """
+    """Images of a RecordIO file; raises UserError if it is missing or damaged, or a label is not below `classes`."""
 
     def __init__(self, path: Path, classes: int, alive: Callable[[], object] = lambda: None) -> None:
         self._path = path
@@ -50,7 +47,7 @@ class RecordFile:
                 raise UserError(f"data: {self._where(index)} has the label {label:g}, labels are 0 to {classes - 1}")
             self._records.append(record)
             labels.append(label)
-            alive()
+            alive()  # a disk may take minutes to find the records of ImageNet
         self.labels = np.array(labels, np.int32)
 
     def read(self, index: int) -> Pixels:
@@ -76,7 +73,7 @@ class ClassFolders:
         if not path.is_dir():
             hint = "use a folder with train/ and val/, and in each a folder per class"
             raise UserError(f"data: {path} is missing; {hint}")
-        self.classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        self.classes = sorted(entry.name for entry in path.iterdir() if not entry.is_file() and entry.name[0] != ".")
         if not self.classes:
             raise UserError(f"data: {path} has no folder per class")
         names = [_images_in(path, name) for name in self.classes]
