@@ -69,7 +69,7 @@ def open_photos(spec: Folder | Records, cache: Path, alive: Callable[[], object]
     else:
         files = {"train": spec.train, "val": spec.val}
     train, validation = map(Photos, splits)
-    checksum = _checksum(files, _IMAGES if isinstance(spec, Folder) else (b"",), cache, alive)
+    checksum = _checksum(files, isinstance(spec, Folder), cache, alive)
     source = Path(next(iter(local_fields(spec).values())))
     return named(Dataset(spec.name, train, validation, checksum=checksum, source=source))
 
@@ -125,22 +125,21 @@ def _files(spec: Folder | Records, alive: Callable[[], object] = lambda: None) -
     return train, validation
 
 
-def _checksum(files: Mapping[str, str], starts: tuple[bytes, ...], cache: Path, alive: Callable[[], object]) -> str:
+def _checksum(files: Mapping[str, str], are_photos: bool, cache: Path, alive: Callable[[], object]) -> str:
     """Return the checksum of names and bytes of files, from the cache if none has changed since it was computed.
 
-    Raises UserError for a file that cannot be read, or has none of these `starts`, and for a photo that is cut off.
+    Raises UserError for a file that cannot be read, and for a photo that is none, or cut off.
     """
 
     def digest(named_path: tuple[str, str]) -> bytes:
         name, path = named_path[0], Path(named_path[1])
-        of_file, start = hashlib.sha256(), b""
-        for content in chunks(path):
-            start = start or content
+        of_file = hashlib.sha256()
+        for content in [read(path)] if are_photos else chunks(path):
             of_file.update(content)
-        if not start.startswith(starts):
+        if are_photos and not content.startswith(_IMAGES):
             raise UserError(f"data: {path} is not an image (JPEG or PNG); replace or remove it")
-        if starts is _IMAGES:
-            check_end(path.read_bytes(), path)
+        if are_photos:
+            check_end(content, path)
         return name.encode(errors="surrogateescape") + b"\0" + of_file.digest()
 
     digests = hashlib.sha256()

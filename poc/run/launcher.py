@@ -168,8 +168,7 @@ class LocalLauncher:
         self._helpers: dict[str, subprocess.Popen[str]] = {}
 
     def steps(self, run: Run, conditions: dict[str, Any], workers: Iterable[int] | None = None) -> set[tuple[int, str]]:
-        folder = self._context.checkpoints_of(run)
-        return checkpoint.steps(folder, workers or range(run.workers), conditions)
+        return checkpoint.steps(self._context.checkpoints_of(run), workers or range(run.workers), conditions)
 
     def open(self, run: Run, addresses: Sequence[str] = ("127.0.0.1",)) -> tuple[dict[str, str], ...]:
         """Start the processes that serve the workers of all hosts; return the environment of each worker."""

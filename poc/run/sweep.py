@@ -101,8 +101,7 @@ class Sweep:
 
     def ids(self) -> tuple[str, ...]:
         """Return the ids of the runs that are not skipped, including all candidates for a largest batch or a rate."""
-        to_run = [planned for planned in self.plan if not planned.skip]
-        return tuple(dict.fromkeys(id for planned in to_run for id in schedule.ids(planned)))
+        return tuple(dict.fromkeys(id for planned in self.plan if not planned.skip for id in schedule.ids(planned)))
 
     def seconds(self, planned: Planned) -> float:
         """Return the expected seconds of a planned run, or of what is left of a search at most."""
@@ -222,13 +221,18 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     per hour. Raises UserError if the data cannot be read, the journal not be written, or the code has changed;
     KeyboardInterrupt once a run that its user interrupted is in it.
     """
+
+    def note() -> None:
+        if request:
+            runs_left = len(sweep.pending(sweep.plan))
+            again_since = request.again_since if runs_left else ""
+            last_run.write(sweep.results, dataclasses.replace(request, runs_left=runs_left, again_since=again_since))
+
     images = _images(sweep)
     # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.
     with journal.claimed(sweep.path):
         sweep.use(images)
-        if request:
-            runs_left = len(sweep.pending(sweep.plan))  # if this command is killed, or its connection is lost
-            last_run.write(sweep.results, dataclasses.replace(request, runs_left=runs_left))
+        note()  # this command may be killed
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
         settings = {"--trace": sweep.context.trace_steps, "--detail": sweep.detail}
         options = [name for name, setting in settings.items() if setting]
@@ -238,12 +242,8 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
         try:
             unstarted = _do_all(sweep)
         finally:
-            if request:
-                runs_left = len(sweep.pending(sweep.plan))
-                again_since = request.again_since if runs_left else ""
-                ended = dataclasses.replace(request, runs_left=runs_left, again_since=again_since)
-                with contextlib.suppress(OSError):  # a full disk has been reported
-                    last_run.write(sweep.results, ended)
+            with contextlib.suppress(OSError):  # a full disk has been reported
+                note()
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
 
