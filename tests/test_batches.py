@@ -194,10 +194,10 @@ def test_prefetch_works_ahead_in_order_as_far_as_its_depth() -> None:
             yield number
 
     with data.prefetch(source(), depth=3) as (ahead, is_ready):
-        assert not is_ready()
+        assert not is_ready(0.0)
         begin.set()
+        assert is_ready(600)
         assert third.wait(600)
-        assert is_ready()
         for number, item in enumerate(ahead):
             assert item == number
             assert len(made) <= number + 1 + 3

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -129,10 +129,10 @@ def validation_batches(
 
 
 @contextlib.contextmanager
-def prefetch(iterator: Iterator[T], depth: int = 20) -> Iterator[tuple[Iterator[T], Callable[[], bool]]]:
+def prefetch(iterator: Iterator[T], depth: int = 20) -> Iterator[tuple[Iterator[T], Callable[[float], bool]]]:
     """Run an iterator ahead in a thread: `with prefetch(batches) as (ahead, is_ready): for batch in ahead: ...`.
 
-    `is_ready` returns whether the next item is there. At most `depth` items wait. An exception of the iterator is
+    `is_ready` returns whether the next item comes within so many seconds. At most `depth` items wait. An exception is
     raised in place of its item. The thread stops when the block is left, after the item in progress.
     """
     thread = ThreadPoolExecutor(1, "prefetch")
@@ -144,6 +144,6 @@ def prefetch(iterator: Iterator[T], depth: int = 20) -> Iterator[tuple[Iterator[
         return ahead.popleft().result()
 
     try:
-        yield iter(next_item, end), lambda: ahead[0].done()
+        yield iter(next_item, end), lambda seconds: bool(wait([ahead[0]], seconds).done)
     finally:
         thread.shutdown(cancel_futures=True)

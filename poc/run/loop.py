@@ -16,7 +16,8 @@ from poc.records.timing import WINDOW_SECONDS, Clock, Window
 
 EXPLODED = 1e4  # mean loss of a window or an evaluation, in nats, from which no run comes back
 LARGEST_PARAMETER = 1e6  # absolute value that no parameter has in a training that learns
-_LONG_STEP = 0.005  # seconds; shorter ones would be slower if devices were waited for
+_LONG_STEP = 0.01  # seconds; shorter ones would be slower if devices were waited for
+_SHORT_WAIT = 0.05  # share of a step: a batch that comes so soon finds the devices at work
 
 CHECKPOINT_SECONDS = 180.0  # time between two checkpoints within an epoch
 GPU_CHECKPOINT_SECONDS = 30.0  # least time between the checkpoints after epochs on GPUs, where one may take longer
@@ -47,12 +48,12 @@ class Loop:
         self._time_is_up = self._has_evaluated = False
         self._peak_has_search = True  # for the fastest algorithms, in the first window and the first evaluation
 
-    def train(self, batches: Iterator[Batch], is_ready: Callable[[], bool]) -> tuple[str, str]:
+    def train(self, batches: Iterator[Batch], is_ready: Callable[[float], bool]) -> tuple[str, str]:
         """Train to the last step of the run, or to its pause; return the outcome and its reason.
 
         A run has diverged if the loss of a window or of an evaluation, or a parameter after the last update, is not
         finite or too large. The loss of a window is that before its updates, so it does not show the last update.
-        `is_ready` returns whether the next batch need not be waited for.
+        `is_ready` returns whether the next batch comes within so many seconds.
         """
         run, self._is_ready = self.run, is_ready
         self._check_time()
@@ -130,9 +131,11 @@ class Loop:
         steps = range(self._step, self._step + count)
         norm_steps = [step for step in steps if run.gradient_noise and step % run.gradient_noise == 0]
         for step in steps:
-            if self._step_seconds > _LONG_STEP and not self._is_ready():
-                self.session.wait()  # while devices are at work, nothing waits for data
             request = clock.elapsed()
+            if _LONG_STEP < self._step_seconds < math.inf and not self._is_ready(_SHORT_WAIT * self._step_seconds):
+                asked = clock.elapsed()
+                self.session.wait()
+                request += clock.elapsed() - asked  # devices at work do not wait for data
             batch = next(batches)
             waited += clock.elapsed() - request
             self.session.step(batch, run.rate(step), norms=step in norm_steps)

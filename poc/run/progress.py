@@ -53,10 +53,8 @@ def result(record: Record, title: str) -> str:
         chance = " (no better than chance)" if record.at_chance else ""
         where = " on the validation split" if record.run.uses_validation_split else ""
         figures.append(f"accuracy {record.evaluations[-1].accuracy:.3f}{where}{chance}")
-    if record.run.whole_epochs or record.run.pause_after:
-        length = counted(record.run.last_epoch, "epoch")
-    else:
-        length = counted(record.steps, "step")
+    has_epochs = record.run.whole_epochs or record.run.pause_after
+    length = counted(record.run.last_epoch, "epoch") if has_epochs else counted(record.steps, "step")
     wall = "" if record.wall is None else f", {duration(record.wall)}"
     return f"{title}: {', '.join(figures)} ({length}{wall})"
 

@@ -53,8 +53,7 @@ class Sweep:
 
     def _versions_of(self, framework: str) -> dict[str, str]:
         """Return the versions of the code and the packages that a run would use now."""
-        versions: dict[str, str] = self.context.software_of(framework)["versions"]
-        return versions
+        return dict(self.context.software_of(framework)["versions"])
 
     def use(self, images: Mapping[str, DataId]) -> None:
         """Read the journal, and set the data sets of the runs (`RunContext.images`), which decide what in it is done.
@@ -63,8 +62,7 @@ class Sweep:
         """
         records = journal.read(journal.paths(self.results))
         records = [record for record in records if record.infrastructure == self.context.infrastructure]
-        ended = (record for record in records if record.outcome in SETTLED)
-        settled = collections.Counter((record.run.id, record.data_id) for record in ended)
+        settled = collections.Counter((each.run.id, each.data_id) for each in records if each.outcome in SETTLED)
         identity = journal.identity(self.path)
         self.context = dataclasses.replace(self.context, images=images, journal=identity, settled=settled)
         self._recorded = {record.run.id for record in records}
