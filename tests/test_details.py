@@ -193,6 +193,9 @@ def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
     # A faster recipe that compares with none, as it has one seed.
     once = seeds(0.3, (3000,), 2, minute=40)
     assert lines == only_table(results_of(*fast, *others, *once), "time_to_accuracy", "Recipes to the same accuracy")
+    # Nor do two with one seed each, however accurate, decide at which accuracy the others compare.
+    twice = [trained(900, 0.99, run={"learning_rate": lr}, minute=40) for lr in (0.6, 0.7)]
+    assert lines == only_table(results_of(*fast, *others, *twice), "time_to_accuracy", "Recipes to the same accuracy")
     # A machine that got a second card has times of its own.
     two = dataclasses.replace(fast[0].hardware, gpus=(*fast[0].hardware.gpus,) * 2)
     changed = [dataclasses.replace(record, hardware=two) for record in seeds(0.05, rates, 3, 5)]

@@ -93,12 +93,14 @@ def time_to_accuracy(results: Results) -> list[Block]:
     """Return the times of training recipes to one accuracy, each with its ratio to the fastest's.
 
     The accuracies are the page's, the targets of runs, and the highest hundredth that all seeds of two recipes reached.
-    Compared are settings on one machine, in one state, that differ in model, batch, rate or recipe alone.
+    Compared are settings of enough seeds on one machine, in one state, that differ in model, batch, rate or recipe.
     """
     ended = results.times_to(math.inf)  # all seeds: none reaches it
     best = [max(repeats.curve(text).values(), default=0.0) for text in ended.accuracy_by_epoch]
-    reached = ended.assign(best=best).groupby("setting").best.min()
+    of_setting = ended.assign(best=best).groupby("setting").best
+    reached = of_setting.min()[of_setting.size() >= repeats.MIN_REPEATS]
     settings = _candidates(results.measured[results.measured.accuracy_on == "test set"])
+    settings = settings[settings.setting.isin(reached.index)]
     same = ["machine", "framework", "dtype", "layout", "dataset", "data_checksum", "kind", "devices", "kvstore"]
     same += ["workers", "cores_per_worker", "hardware", "cpu", "cores", "environment"]
     rows: list[dict[str, Any]] = []
