@@ -69,8 +69,7 @@ def tables(page: str | Sequence[Block]) -> dict[str, list[Lines]]:
 
 def plain(cell: str) -> str:
     """Return the text that a reader sees in a cell."""
-    cell = re.sub(r"\[(.+?)\]\([^)]+\)", r"\1", cell.strip()).replace("**", "").replace("`", "")
-    return cell.replace("\\|", "|")
+    return re.sub(r"\\(.)|\*\*|`", r"\1", re.sub(r"\[(.+?)\]\([^)]+\)", r"\1", cell.strip()))
 
 
 def number(cell: str) -> float:

@@ -18,7 +18,7 @@ from poc.records.last_run import LastRun
 from poc.records.record import Record
 from poc.report import chart, explorer, markdown
 from poc.report.results import Results
-from poc.report.sections import cost, header, learning_rate, recipes, scaling, scorecard, throughput
+from poc.report.sections import cost, details, header, learning_rate, recipes, scaling, scorecard, throughput
 from tests.builders import AUGMENTED, TEST_CPU, build, record_of
 from tests.pages import GPUS, Lines, on_gpus, results_of, tables, trained
 
@@ -453,6 +453,18 @@ def test_a_chart_draws_own_lines_in_colour_and_at_most_as_many_as_can_be_told_ap
     drawn = figure.axes[0].get_lines()
     assert len(drawn) == chart.MAX_LINES
     assert drawn[2].get_xydata().tolist() == [[1, 3], [2, 6], [4, 12]]
+def test_an_error_is_shown_as_it_was_printed() -> None:
+    """Also where a page would take parts of it for tags, which it leaves out, or for bold letters."""
+    reason = "TypeError: Net.__init__() got <class 'float'> in **kwargs | [0] `x`"
+    failed = on_gpus(1000, outcome="failed", reason=reason)
+    results = after(failed, runs=[failed], skipped={reason: 1})
+    assert settings_of(results)[0]["accuracy"] == f"failed: {reason}"
+    ((not_run,),) = tables(recipes.not_run(results)).values()
+    assert not_run[0]["reason"] == reason
+    for page in (recipes.blocks(results, 120, ""), details.method(results), recipes.not_run(results)):
+        assert r"Net.\_\_init\_\_() got \<class 'float'>" in str(page[-1])
+
+
     assert [len(set(re.findall("..", line.get_color()[1:]))) == 1 for line in drawn] == [False, *[True] * 6]  # greys
     assert len({(line.get_marker(), line.get_linestyle()) for line in drawn}) == chart.MAX_LINES
     assert "2 more" in caption

@@ -63,6 +63,11 @@ def table(lines: Sequence[Mapping[str, str]]) -> str:
     return re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", text))
 
 
+def literal(text: str) -> str:
+    """Return a text that a page shows as it is, such as an error message with <class 'float'> or __init__()."""
+    return re.sub(r"([\\`*_<\[])", r"\\\1", text)
+
+
 def number(value: float, digits: int = 3) -> str:
     """Return `digits` significant digits with thousands separated; empty if the value is unknown."""
     if pd.isna(value):
