@@ -136,6 +136,14 @@ def test_scaling_has_known_answers(page: str) -> None:
     ]
 
 
+def test_a_speedup_over_noisy_repeats_on_one_device_is_noisy() -> None:
+    records = [on_gpus(500, others_busy_cores=1.5), on_gpus(3600, 4, minute=2)]
+    assert card_of(*records)[2].startswith("7.20x (180%, n=1, noisy)")
+    assert table_of(scaling, *records)[0]["machine"].endswith("noisy")
+    by_kvstore = tables(details.scaling_and_kvstores(results_of(*records)))["Weak scaling by kvstore"]
+    assert by_kvstore[0][0]["model, framework"].endswith("noisy")
+
+
 def test_a_scaling_series_goes_on_over_several_hosts() -> None:
     hosts = {**TEST_CPU, "gpus": GPUS, "driver": "550.54", "hosts": 2}
     on_hosts = on_gpus(7000, 8, infrastructure="2 hosts, each test machine", hardware=hosts)

@@ -140,7 +140,7 @@ def scaling_and_kvstores(results: Results) -> list[Block]:
             for curve in scaling.series(results, same[(same.devices == 1) | (same.kvstore == kvstore)]):
                 (line,) = markdown.lines(curve.tail(1), "machine", "model, framework", "kvstore", "batch per device")
                 recipe = "" if curve.baseline.all() else f", {curve.training_recipe.iloc[0]}"
-                line["model, framework"] += (", whole trainings" if curve.length.iloc[0] == TRAINING else "") + recipe
+                line["model, framework"] += scaling.remarks(curve) + recipe
                 line["devices"] = " → ".join(map(markdown.count, curve.devices))
                 line["samples/s"] = " → ".join(map(markdown.number, curve.samples_per_second))
                 lines.append({**line, **scaling.efficiency(curve)})

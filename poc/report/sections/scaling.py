@@ -59,7 +59,7 @@ def _curve(results: Results, base: Any, multiple: pd.DataFrame) -> pd.DataFrame:
         speedups = {row.setting: speedup for _, row in group.iterrows() if (speedup := _speedup(results, base, row))}
         if (row := preferred(group[group.setting.isin(speedups)])) is not None:
             ratio, pairs = speedups[row.setting]
-            chosen.append({**row, "speedup": ratio, "pairs": pairs})
+            chosen.append({**row, "speedup": ratio, "pairs": pairs, "noisy": base.noisy or row.noisy})
     return pd.DataFrame(chosen)
 
 
@@ -109,13 +109,13 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     lines, drawn = [], []
     differing = markdown.differences(row for _, curve in named for row in markdown.records(curve.head(1)))
     for name, curve in named:
-        (remarks,) = map(differing, markdown.records(curve.head(1)))
-        remarks += _remarks(curve)
+        (differences,) = map(differing, markdown.records(curve.head(1)))
+        suffix = differences + remarks(curve)
         first, last = curve.iloc[0], curve.iloc[-1]
         rates = dict(zip(curve.devices, curve.samples_per_second))
         lines.append(
             {
-                "machine": name + remarks,
+                "machine": name + suffix,
                 "batch per device": markdown.batch(last),
                 **{f"samples/s on {count:.0f}": markdown.number(rates.get(count, math.nan)) for count in counts},
                 **efficiency(curve),
@@ -125,7 +125,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         if curve.speedup.count() > 1 and (
             first.origin == MEASURED or first.batch_per_device == MAIN_BATCH or not at_main_batch
         ):
-            label = f"{markdown.short_machine(first)}{remarks}, {first.batch_per_device:.0f} per device"
+            label = f"{markdown.short_machine(first)}{suffix}, {first.batch_per_device:.0f} per device"
             efficiencies = dict(zip(curve.devices, curve.speedup / curve.devices))
             drawn.append(chart.Line(label, efficiencies, measured=first.origin == MEASURED))
     if results.machine and not any(line.measured for line in drawn):
@@ -146,11 +146,12 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     return section("Scaling", about, markdown.table(lines), drawn_efficiencies)
 
 
-def _remarks(curve: pd.DataFrame) -> str:
+def remarks(curve: pd.DataFrame) -> str:
+    """Return what to know of the runs of a series, to follow a name."""
     first = curve.iloc[0]
-    remarks = {
+    listed = {
         "quick": first.quick,
         "whole trainings": first.origin == MEASURED and first.length == TRAINING,
         "noisy": curve.noisy.any(),
     }
-    return "".join(f", {remark}" for remark, applies in remarks.items() if applies)
+    return "".join(f", {remark}" for remark, applies in listed.items() if applies)
