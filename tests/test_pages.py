@@ -430,8 +430,9 @@ def test_before_anything_was_measured_there_is_a_page_with_what_to_do(tmp_path: 
 
 
 @pytest.mark.parametrize("model", ["cifar_resnet50_v2", MODEL])
-def test_a_model_that_only_diverged_has_a_scorecard_and_no_advice_to_repeat_it(model: str) -> None:
-    cells = card_of(replace(trained(1000, 0.8, run={"model": model}), outcome="diverged", reason="nan", evaluations=()))
+def test_a_model_that_did_not_complete_has_a_scorecard_and_no_advice_to_repeat_it(model: str) -> None:
+    diverged = replace(trained(1000, 0.8, run={"model": model}), outcome="diverged", reason="nan", evaluations=())
+    cells = card_of(diverged)
     assert cells[3] == cells[5] == "diverged: see Your recipes"
 
 

@@ -5,7 +5,7 @@ from typing import Any, Callable
 
 import pandas as pd
 
-from poc.records.record import DIVERGED, OUT_OF_MEMORY
+from poc.records.record import COMPLETED, INTERRUPTED, SKIPPED
 from poc.records.row import MEASURED
 from poc.report import markdown
 from poc.report.markdown import Block, section
@@ -63,12 +63,18 @@ def lines(results: Results, subject: Subject) -> list[dict[str, str]]:
 def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     """Return for each metric why this machine may have no number, or how to measure it."""
 
-    def run(recipe: str) -> str:
+    runs = results.runs[(results.runs.machine == results.machine) & (results.runs.model == subject.model)]
+    runs = runs[~runs.outcome.isin([COMPLETED, SKIPPED]) & (runs.reason != INTERRUPTED)]
+    trainings = runs[runs.length == TRAINING]
+
+    def run(recipe: str, failed: pd.DataFrame) -> str:
+        if len(failed):
+            return f"{' or '.join(failed.outcome.unique())}: see Your recipes"
         return f"run `./run_all.sh {recipe}`" if subject.is_main else "not measured"
 
-    runs = results.runs[(results.runs.machine == results.machine) & (results.runs.model == subject.model)]
-    ended = runs.outcome[(runs.length == TRAINING) & runs.outcome.isin([DIVERGED, OUT_OF_MEMORY])].unique()
-    trained = f"{' or '.join(ended)}: see Your recipes" if len(ended) else run("cifar10_resnet50")
+    at_batch = runs[(runs.batch_per_device == results.reference_batch(subject)) & ~runs.emulated]
+    single = run("throughput", at_batch[at_batch.devices == 1])
+    trained = run("cifar10_resnet50", trainings)
     reached = cost.missed(results, rows) or trained
     own = results.measured[results.measured.machine == results.machine]
     equal_cards = re.fullmatch(r"(\d+)x [^+]*", own.hardware.iloc[0]) if len(own) else None
@@ -77,11 +83,12 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     elif equal_cards and not subject.is_main:
         scaled = [f"not measured: the recipe with `--set devices=1,{equal_cards[1]}`"] * 2
     else:
-        scaled = [run("scaling")] * 2
+        scaled = [run("scaling", at_batch[at_batch.devices > 1])] * 2
     if subject.is_main and subject.dataset == "synthetic":
-        return [run("throughput"), *scaled, *["needs the images: `--data DIR`"] * 4]
-    tuning = run("learning_rate --set kind=cpu" if results.is_of_cpu else "learning_rate")
-    return [run("throughput"), *scaled, trained, tuning, reached, reached]
+        return [single, *scaled, *["needs the images: `--data DIR`"] * 4]
+    option = " --set kind=cpu" if results.is_of_cpu else ""
+    tuning = run(f"learning_rate{option}", trainings[trainings.recipe == "learning_rate"])
+    return [single, *scaled, trained, tuning, reached, reached]
 
 
 def _cells(results: Results, rows: pd.DataFrame, batch: int, scaled: pd.DataFrame) -> list[str]:
