@@ -594,6 +594,15 @@ def test_the_latest_version_of_a_framework_is_shown() -> None:
     before, newer = trained(1000, 0.8), seed(1, 2000, 0.7, versions={"mxnet": "2.0.0"})
     assert card_of(before, newer)[0].startswith("2,000 ")
     assert card_of(newer, replace(before, started="2026-12-01T00:00:00+00:00"))[0].startswith("1,000 ")
+def test_no_note_is_left_out_because_there_are_others() -> None:
+    jpeg, own = {"dataset": "cifar10 (jpeg)"}, {"run": {"learning_rate": 0.2}}
+    records = [trained(1000, 0.8, **jpeg), on_gpus(900, others_busy_cores=1.0, **own)]
+    records += [trained(1000, 0.8, devices=4, run={"emulated": True}, **jpeg), on_gpus(900, run={"quick": True})]
+    results = results_of(*records, studies=STUDIES[:1])
+    text = header.notes(results, results.subjects()[0])
+    assert all(word in text for word in ("JPEG", "Published rows", "Emulated", '"quick"', '"noisy"'))
+
+
 
 
 def test_an_interrupted_repeat_is_no_repeat_of_an_efficiency() -> None:

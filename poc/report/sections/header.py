@@ -12,7 +12,6 @@ from poc.report.table import PAUSED
 
 _NOTHING_MEASURED = "Nothing has been measured yet: `./run_all.sh --quick` takes one or two minutes."
 _LISTED_NAMES = 3
-_MAX_NOTES = 5
 
 
 def lines(results: Results) -> str:
@@ -77,4 +76,4 @@ def notes(results: Results, subject: Subject) -> str:
             rows.quick.any()
         ),
     }
-    return "\n".join([f"- {note}" for note, is_shown in applies.items() if is_shown][:_MAX_NOTES])
+    return "\n".join(f"- {note}" for note, is_shown in applies.items() if is_shown)
