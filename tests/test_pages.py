@@ -434,6 +434,10 @@ def test_a_model_that_did_not_complete_has_a_scorecard_and_no_advice_to_repeat_i
     diverged = replace(trained(1000, 0.8, run={"model": model}), outcome="diverged", reason="nan", evaluations=())
     cells = card_of(diverged)
     assert cells[3] == cells[5] == "diverged: see Your recipes"
+    failed = [on_gpus(1000, n, run={"model": model}, outcome="failed", reason="no driver") for n in (1, 4)]
+    assert card_of(*failed)[:3] == ["failed: see Your recipes"] * 3
+    interrupted = [replace(record, reason="interrupted") for record in failed]
+    assert not [cell for cell in card_of(*interrupted) if "see Your recipes" in cell]
 
 
 def test_the_same_records_give_the_same_table_and_the_same_lines_the_same_figure(records: list[Record]) -> None:
@@ -449,6 +453,18 @@ def test_names_cannot_break_a_table() -> None:
     assert [line["machine"] for line in table_of(scaling, *records)] == [" ".join(name.split())]
 
 
+def test_an_error_is_shown_as_it_was_printed() -> None:
+    """Also where a page would take parts of it for tags, which it leaves out, or for bold letters."""
+    reason = "TypeError: Net.__init__() got <class 'float'> in **kwargs | [0] `x`"
+    failed = on_gpus(1000, outcome="failed", reason=reason)
+    results = after(failed, runs=[failed], skipped={reason: 1})
+    assert settings_of(results)[0]["accuracy"] == f"failed: {reason}"
+    ((not_run,),) = tables(recipes.not_run(results)).values()
+    assert not_run[0]["reason"] == reason
+    for page in (recipes.blocks(results, 120, ""), details.method(results), recipes.not_run(results)):
+        assert r"Net.\_\_init\_\_() got \<class 'float'>" in str(page[-1])
+
+
 def test_numbers_are_printed_with_the_digits_that_they_have() -> None:
     numbers = [228.4, 1234.5, 0.01234, 0.0000123, 99.96, 0.0, math.nan]
     assert [*map(markdown.number, numbers)] == ["228", "1,234", "0.0123", "1.2e-05", "100", "0", ""]
@@ -462,18 +478,6 @@ def test_a_chart_draws_own_lines_in_colour_and_at_most_as_many_as_can_be_told_ap
     drawn = figure.axes[0].get_lines()
     assert len(drawn) == chart.MAX_LINES
     assert drawn[2].get_xydata().tolist() == [[1, 3], [2, 6], [4, 12]]
-def test_an_error_is_shown_as_it_was_printed() -> None:
-    """Also where a page would take parts of it for tags, which it leaves out, or for bold letters."""
-    reason = "TypeError: Net.__init__() got <class 'float'> in **kwargs | [0] `x`"
-    failed = on_gpus(1000, outcome="failed", reason=reason)
-    results = after(failed, runs=[failed], skipped={reason: 1})
-    assert settings_of(results)[0]["accuracy"] == f"failed: {reason}"
-    ((not_run,),) = tables(recipes.not_run(results)).values()
-    assert not_run[0]["reason"] == reason
-    for page in (recipes.blocks(results, 120, ""), details.method(results), recipes.not_run(results)):
-        assert r"Net.\_\_init\_\_() got \<class 'float'>" in str(page[-1])
-
-
     assert [len(set(re.findall("..", line.get_color()[1:]))) == 1 for line in drawn] == [False, *[True] * 6]  # greys
     assert len({(line.get_marker(), line.get_linestyle()) for line in drawn}) == chart.MAX_LINES
     assert "2 more" in caption
@@ -590,10 +594,6 @@ def test_reduced_clocks_of_any_repeat_are_noted() -> None:
         assert notes(on_gpus(700, minute=hot, monitor=heat), cooled) == notes(on_gpus(700, minute=hot), cooled) + 1
 
 
-def test_the_latest_version_of_a_framework_is_shown() -> None:
-    before, newer = trained(1000, 0.8), seed(1, 2000, 0.7, versions={"mxnet": "2.0.0"})
-    assert card_of(before, newer)[0].startswith("2,000 ")
-    assert card_of(newer, replace(before, started="2026-12-01T00:00:00+00:00"))[0].startswith("1,000 ")
 def test_no_note_is_left_out_because_there_are_others() -> None:
     jpeg, own = {"dataset": "cifar10 (jpeg)"}, {"run": {"learning_rate": 0.2}}
     records = [trained(1000, 0.8, **jpeg), on_gpus(900, others_busy_cores=1.0, **own)]
@@ -603,6 +603,10 @@ def test_no_note_is_left_out_because_there_are_others() -> None:
     assert all(word in text for word in ("JPEG", "Published rows", "Emulated", '"quick"', '"noisy"'))
 
 
+def test_the_latest_version_of_a_framework_is_shown() -> None:
+    before, newer = trained(1000, 0.8), seed(1, 2000, 0.7, versions={"mxnet": "2.0.0"})
+    assert card_of(before, newer)[0].startswith("2,000 ")
+    assert card_of(newer, replace(before, started="2026-12-01T00:00:00+00:00"))[0].startswith("1,000 ")
 
 
 def test_an_interrupted_repeat_is_no_repeat_of_an_efficiency() -> None:

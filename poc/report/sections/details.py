@@ -23,7 +23,7 @@ _RULES = f"""## Rules
   framework version, images and environment are the same. Tables show the median over repeats of one setting.
 - A burst is cut by steps or seconds to measure throughput, a training ends with an epoch. They are never pooled.
 - A repeat is noisy if other processes, or other machines on the same hardware, took more than {BUSY_SHARE:.0%} of the
-  cores that it could use. Noisy repeats count only if all are noisy.
+  cores that it could use, or had over 2 GiB on one of its GPUs. Noisy repeats count only if all are noisy.
 - A speed-up compares repeats that started within an hour of one on the other side. `poc compare` tests whether two
   runs differ significantly.
 - FLOP/s: {FLOPS_RULE}. MFU: share of the FLOP/s
@@ -33,7 +33,7 @@ _RULES = f"""## Rules
   statistics. The accuracy is that of real devices; no page shows the speed.
 - `cifar10` are the original images, `cifar10 (jpeg)` JPEG copies, on which the main study's own script also stays below
   what it printed. `synthetic` images are generated and serve for speed alone.
-- Dollars are on-demand prices of whole instances."""
+- Dollars are prices of whole instances, on demand unless a price was given."""
 
 
 def learning_rate(results: Results) -> list[Block]:
