@@ -55,9 +55,9 @@ def suggest(name: object, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "valid: " + ", ".join(options)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 epoch", "12 epochs"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: float, noun: str) -> str:
+    """Return a whole number with its noun: "1 epoch", "12 epochs"."""
+    return f"{count:,.0f} {noun}" if count == 1 else f"{count:,.0f} {noun}s"
 
 
 def one_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from poc.config import networks
 from poc.report import chart
+from poc.values import counted
 
 _NUMBER = re.compile(r"(\*\*)?[-+≤$ ]*[\d.,]+[%x]?( [^A-Z].*)?(\*\*)?")
 _LONG_NAME = 24
@@ -162,28 +163,24 @@ def devices(row: Any) -> str:
     if row.origin == "published" and row.devices == 0:
         return "CPU"
     if row.kind != "cpu":
-        return _plural(row.devices, "GPU")
+        return counted(row.devices, "GPU")
     if row.devices > 1:
         if row.workers != row.devices:
             return f"{row.devices:.0f} CPU contexts"
-        return f"{row.devices:.0f} workers x {_plural(row.cores_per_worker, 'core')}"
+        return f"{row.devices:.0f} workers x {counted(row.cores_per_worker, 'core')}"
     if row.fewer_threads > 0:
         return f"CPU, {row.fewer_threads:.0f} of {row.cores:.0f} cores"
-    return f"CPU, {_plural(row.cores_per_worker if row.cores_per_worker > 0 else row.cores, 'core')}"
+    return f"CPU, {counted(row.cores_per_worker if row.cores_per_worker > 0 else row.cores, 'core')}"
 
 
 def processors(rows: pd.DataFrame) -> pd.Series[str]:
     """Return CPU and number of cores of each row: "AMD EPYC, 2 cores"."""
-    return rows.cpu + ", " + rows.cores.map(lambda cores: _plural(cores, "core"))
+    return rows.cpu + ", " + rows.cores.map(lambda cores: counted(cores, "core"))
 
 
 def devices_and_kvstore(row: Any) -> str:
     """Return the devices, and how gradients are synchronised if that is not the usual way."""
     return ", ".join([devices(row), *{row.kvstore} - {"", "device"}])
-
-
-def _plural(number: float, noun: str) -> str:
-    return f"{number:.0f} {noun}" + ("s" if number > 1 else "")
 
 
 def link(text: str, address: str) -> str:
@@ -236,7 +233,6 @@ _COLUMNS: dict[str, Show] = {
     "machine": "machine_cell",
     "model": _model,
     "model, framework": model_and_framework,
-    "framework": short_framework,
     "devices": devices,
     "devices, kvstore": devices_and_kvstore,
     "batch per device": batch,

@@ -109,12 +109,12 @@ def add_speedups(table: pd.DataFrame) -> None:
     for kind, single, multiple in reversed(series(table)):
         for index in multiple.index:
             row = multiple.loc[[index]]
-            if not (values := _speedups(interleaved(single, row), row)):
+            if not len(same_hour := interleaved(single, row)):
                 continue
             table.loc[[*single.index, index], "scaling"] = kind
             if table.at[index, "origin"] == MEASURED:
                 table.loc[index, _SPEEDUPS] = math.nan  # of the other kind of scaling
-            for name, value in values.items():
+            for name, value in _speedups(same_hour, row).items():
                 if np.isnan(table.at[index, name]):  # A printed one stays.
                     table.at[index, name] = value
     for name in ("throughput", "wall"):
@@ -123,9 +123,7 @@ def add_speedups(table: pd.DataFrame) -> None:
 
 
 def _speedups(single: pd.DataFrame, row: pd.DataFrame) -> dict[str, float]:
-    """Return the speed-ups of a row over rows on one device; nothing without such rows."""
-    if not len(single):
-        return {}
+    """Return the speed-ups of a row over rows on one device."""
     values = {"speedup_throughput": row.samples_per_second.iloc[0] * (1 / single.samples_per_second).mean()}
     samples = row.samples_trained.iloc[0]
     if ((single.samples_trained - samples).abs() <= SAME_WORK * samples).all():

@@ -247,17 +247,19 @@ def trainings(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_per_rate(rows: pd.DataFrame, reference: int) -> pd.DataFrame:
-    """Keep one of the settings that share global batch, learning rate and schedule.
+    """Keep one of the settings that share global batch, learning rate and schedule; the best of them come last.
 
     It is the one that a search chose, else the one with the `reference` batch per device, else that with most seeds,
-    else the latest. `is_middle` marks those with the median of the rates that searches of several seeds chose at a
-    global batch: not the best one on the test set.
+    else the latest. The best one has the median of the rates that searches of several seeds chose at a global batch, or
+    was chosen by a search: not the best one on the test set. Else no seed diverged, else it is the most accurate.
     """
     rows = rows.assign(at_reference=rows.batch_per_device == reference)
     rows = rows.sort_values(["chosen", "at_reference", "seeds", "started"], kind="stable")
     rows = rows.drop_duplicates(["global_batch", "lr", "schedule"], keep="last")
     each = rows.loc[rows.index.repeat(rows.choices)].groupby("global_batch").lr
-    return rows.assign(is_middle=rows.lr == rows.global_batch.map(each.quantile(interpolation="lower")))
+    is_middle = rows.lr == rows.global_batch.map(each.quantile(interpolation="lower"))
+    rows = rows.assign(is_middle=is_middle, all_ended=rows.diverged == 0)
+    return rows.sort_values(["is_middle", "chosen", "all_ended", "accuracy"], kind="stable")
 
 
 def same_length(rows: pd.DataFrame) -> pd.DataFrame:

@@ -30,10 +30,7 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
     """
     rows = same_length(rows[rows.target_accuracy.isna()])
     rows = rows[rows.lr.notna()]
-    by_lr = one_per_rate(rows, reference)
-    by_lr = by_lr.assign(all_ended=by_lr.diverged == 0)
-    best = by_lr.sort_values(["is_middle", "chosen", "all_ended", "accuracy"], kind="stable")
-    best = best.drop_duplicates("global_batch", keep="last")
+    best = one_per_rate(rows, reference).drop_duplicates("global_batch", keep="last")
     best = best.set_index("global_batch", drop=False).sort_index()
     tried_rows = pd.concat(
         [rows.assign(highest=rows.lr.mask(rows.diverged > 0, math.inf)), diverged.assign(highest=math.inf)]
@@ -71,7 +68,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
         }
         for batch, row in zip(batches, markdown.records(measured.reindex(batches)))
     ]
-    epochs = f", {counted(int(trained.epochs.iloc[0]), 'epoch')}" if len(trained) else ""
+    epochs = f", {counted(trained.epochs.iloc[0], 'epoch')}" if len(trained) else ""
     about = (
         f"Test accuracy of {subject.label} at the best learning rate that was tried, {results.recipe(subject)}"
         f"{epochs}{f'; published: accuracy (learning rate) after {MAIN_EPOCHS} epochs' if published else ''}. "

@@ -29,10 +29,7 @@ def blocks(results: Results, max_lines: int, all_settings: str) -> list[Block]:
     shown = rows if len(rows) <= most else rows.groupby("recipe").head(share).head(most)
     hidden = len(rows) - len(shown)
     of_command = " of the last command" if results.last_run and results.last_run.runs else ""
-    shows_each_recipe = hidden and rows.recipe.nunique() <= most
-    by_recipe, by_time = ": of each recipe the failed ones, then the latest", ", failed ones and the latest first"
-    order = by_recipe if shows_each_recipe else by_time
-    about = f'Settings{of_command} on this machine{order}. "batch" is the batch per device.'
+    about = f'Settings{of_command} on this machine, failed ones and the latest first. "batch" is the batch per device.'
     link = [f"{hidden} more are on the page of {markdown.link('all settings', all_settings)}."] if hidden else []
     return [*section("Your recipes", about, markdown.table(_lines(shown))), *link]
 

@@ -25,7 +25,7 @@ def blocks(results: Results, subject: Subject, card: list[dict[str, str]]) -> li
     if markdown.processors(results.here(results.measured)).nunique() > 1:  # under one name
         framework += "".join(", " + markdown.processors(rows.head(1)))
     trained = same_length(rows[rows.target_accuracy.isna()])
-    end = f"after {counted(int(trained.epochs.iloc[0]), 'epoch')}" if len(trained) else "after the last epoch"
+    end = f"after {counted(trained.epochs.iloc[0], 'epoch')}" if len(trained) else "after the last epoch"
     caption = (
         f"{framework and f'This machine: {framework}. '}Medians of n repeats or seeds. {source}Measured samples/s "
         "are of bursts where there are any. Speed-up: samples/s on the most devices that were measured over samples/s "

@@ -273,7 +273,7 @@ def _figure(results: Results, subject: Subject, search: Any, suffix: str, name: 
     best = best.groupby(["epochs", "global_batch", "lr"]).mean()
     lines = [
         chart.Line(
-            f"global batch {batch:,.0f}, {counted(int(epochs), 'epoch')}",
+            f"global batch {batch:,.0f}, {counted(epochs, 'epoch')}",
             points.droplevel([0, 1]).to_dict(),
             measured=epochs == last,
         )

@@ -58,12 +58,7 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
         group = repeats.some_or_all(group, ~group.quick)
         trained = same_length(group[group.target_accuracy.isna()])
         trained, group = (repeats.some_or_all(rows, rows.batch_per_device == MAIN_BATCH) for rows in (trained, group))
-        trained = one_per_rate(trained, MAIN_BATCH)
-        trained = trained.assign(all_ended=trained.diverged == 0)
-        best = trained.sort_values(
-            ["is_middle", "chosen", "all_ended", "accuracy", "started"], ascending=False, kind="stable"
-        )
-        best = best.drop_duplicates("schedule").head(_MAX_SCHEDULES)
+        best = one_per_rate(trained, MAIN_BATCH)[::-1].drop_duplicates("schedule").head(_MAX_SCHEDULES)
         timed = preferred(group, TRAINING)
         # Not the series itself, whose `dtype` is another one.
         shown += markdown.records(best) or ([] if timed is None else [SimpleNamespace(**timed)])
