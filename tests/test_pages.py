@@ -594,6 +594,11 @@ def test_reduced_clocks_of_any_repeat_are_noted() -> None:
         assert notes(on_gpus(700, minute=hot, monitor=heat), cooled) == notes(on_gpus(700, minute=hot), cooled) + 1
 
 
+def test_no_table_has_an_accuracy_on_synthetic_images() -> None:
+    synthetic = [trained(1000, 0.1, devices=devices, dataset="synthetic") for devices in (1, 4)]
+    assert not any(line.get("accuracy") for line in table_of(throughput, *synthetic) + settings_of(after(*synthetic)))
+
+
 def test_no_note_is_left_out_because_there_are_others() -> None:
     jpeg, own = {"dataset": "cifar10 (jpeg)"}, {"run": {"learning_rate": 0.2}}
     records = [trained(1000, 0.8, **jpeg), on_gpus(900, others_busy_cores=1.0, **own)]

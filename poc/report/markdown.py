@@ -119,8 +119,9 @@ def rate(row: Any) -> str:
 
 
 def accuracy(row: Any) -> str:
-    """Return the accuracy of a setting, with the number of seeds if it was measured."""
-    return formatted(row.accuracy, ".3f") + (seeds(row, row.seeds) if pd.notna(row.accuracy) else "")
+    """Return the accuracy of a setting, with the number of seeds if it was measured; empty on synthetic images."""
+    known = pd.notna(row.accuracy) and row.dataset != "synthetic"
+    return f"{row.accuracy:.3f}{seeds(row, row.seeds)}" if known else ""
 
 
 def seeds(row: Any, number: float) -> str:

@@ -87,13 +87,12 @@ def _lines(rows: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def _line(row: Any, varied: Sequence[str]) -> dict[str, str]:
-    is_synthetic = row.dataset == "synthetic"
     model = [markdown.model(row.model), *{row.dtype} - {"float32"}, *filter(None, [markdown.images(row)])]
     model += filter(None, [*(getattr(row, name) for name in varied), row.options, row.environment])
-    accuracy = "" if is_synthetic else markdown.accuracy(row)
+    accuracy = markdown.accuracy(row)
     if row.outcome != COMPLETED:
         accuracy = row.outcome + (f": {markdown.literal(row.reason)}" if row.reason else "")
-    elif not is_synthetic:
+    elif accuracy:
         accuracy += " (validation)" if row.accuracy_on == "validation split" else ""
         accuracy += " (no better than chance)" if row.at_chance else ""
     return {

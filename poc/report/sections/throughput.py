@@ -66,5 +66,5 @@ def _shown(rows: pd.DataFrame) -> list[Any]:
 
 
 def _accuracy(row: Any) -> str:
-    other_length = pd.notna(row.accuracy) and pd.notna(row.epochs) and row.epochs != MAIN_EPOCHS
-    return markdown.accuracy(row) + (f" after {row.epochs:.0f}" if other_length else "")
+    text, other_length = markdown.accuracy(row), pd.notna(row.epochs) and row.epochs != MAIN_EPOCHS
+    return text + (f" after {row.epochs:.0f}" if text and other_length else "")
