@@ -434,6 +434,10 @@ def test_a_model_that_did_not_complete_has_a_scorecard_and_no_advice_to_repeat_i
     diverged = replace(trained(1000, 0.8, run={"model": model}), outcome="diverged", reason="nan", evaluations=())
     cells = card_of(diverged)
     assert cells[3] == cells[5] == "diverged: see Your recipes"
+    # So it has if its throughput was measured.
+    cells = card_of(on_gpus(1000, run={"model": model}), diverged)
+    assert cells[3] == cells[5] == "diverged: see Your recipes"
+    assert "nan" not in " ".join(cells)
     failed = [on_gpus(1000, n, run={"model": model}, outcome="failed", reason="no driver") for n in (1, 4)]
     assert card_of(*failed)[:3] == ["failed: see Your recipes"] * 3
     interrupted = [replace(record, reason="interrupted") for record in failed]

@@ -37,8 +37,8 @@ def best_by_batch(rows: pd.DataFrame, diverged: pd.DataFrame, reference: int) ->
     )
     distinct = tried_rows.drop_duplicates(["global_batch", "lr", "schedule"]).groupby("global_batch").size()
     best["tried"] = best.candidates.where(best.chosen).fillna(distinct).astype(int)
-    tried_rows = tried_rows.groupby("global_batch")
-    best["lowest"], best["highest"] = tried_rows.lr.min(), tried_rows.highest.max()
+    # A join adds no row, also if there are none: all may have diverged.
+    best = best.join(tried_rows.groupby("global_batch").agg(lowest=("lr", "min"), highest=("highest", "max")))
     change = best.accuracy - best.accuracy.get(reference, math.nan)
     return best.assign(change=change.where(best.index != reference))
 

@@ -11,7 +11,7 @@ from poc.report import markdown
 from poc.report.markdown import Block, section
 from poc.report.results import Results, Subject, preferred, same_length
 from poc.report.sections import cost, learning_rate, scaling
-from poc.report.table import TRAINING
+from poc.report.table import BURST, TRAINING
 from poc.values import counted
 
 
@@ -72,8 +72,8 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
             return f"{' or '.join(failed.outcome.unique())}: see Your recipes"
         return f"run `./run_all.sh {recipe}`" if subject.is_main else "not measured"
 
-    at_batch = runs[(runs.batch_per_device == results.reference_batch(subject)) & ~runs.emulated]
-    single = run("throughput", at_batch[at_batch.devices == 1])
+    bursts = runs[(runs.length == BURST) & (runs.batch_per_device == results.reference_batch(subject))]
+    single = run("throughput", bursts[bursts.devices == 1])
     trained = run("cifar10_resnet50", trainings)
     reached = cost.missed(results, rows) or trained
     own = results.measured[results.measured.machine == results.machine]
@@ -83,7 +83,7 @@ def _hints(results: Results, rows: pd.DataFrame, subject: Subject) -> list[str]:
     elif equal_cards and not subject.is_main:
         scaled = [f"not measured: the recipe with `--set devices=1,{equal_cards[1]}`"] * 2
     else:
-        scaled = [run("scaling", at_batch[at_batch.devices > 1])] * 2
+        scaled = [run("scaling", bursts[bursts.devices > 1])] * 2
     if subject.is_main and subject.dataset == "synthetic":
         return [single, *scaled, *["needs the images: `--data DIR`"] * 4]
     option = " --set kind=cpu" if results.is_of_cpu else ""
