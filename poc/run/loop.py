@@ -133,9 +133,9 @@ class Loop:
         for step in steps:
             request = clock.elapsed()
             if _LONG_STEP < self._step_seconds < math.inf and not self._is_ready(_SHORT_WAIT * self._step_seconds):
-                asked = clock.elapsed()
+                before = clock.elapsed()
                 self.session.wait()
-                request += clock.elapsed() - asked  # devices at work do not wait for data
+                request += clock.elapsed() - before  # devices at work do not wait for data
             batch = next(batches)
             waited += clock.elapsed() - request
             self.session.step(batch, run.rate(step), norms=step in norm_steps)
