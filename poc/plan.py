@@ -86,7 +86,7 @@ def plan(
             common = {"recipe": name, "seed": setting.seeds[index], "quick": quick}
             if networks.is_own(setting.model):
                 source_hash = own_models.source_hash(setting.model, recipe.folder)
-                common.update(model_folder=str(recipe.folder) if source_hash else "", model_hash=source_hash)
+                common.update(model_folder=str(recipe.folder.absolute()) if source_hash else "", model_hash=source_hash)
             is_search = isinstance(setting.lr, Search)
             for item in _searches(group, hardware, common) if is_search else [_planned(setting, hardware, common)]:
                 left_out = "CPU run on a machine with GPUs (--cpu runs it)" if setting.kind == "cpu" and not cpu else ""

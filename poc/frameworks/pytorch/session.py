@@ -392,8 +392,13 @@ class TorchSession(Session):
         return arrays
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and all buffers of the model, also those that `state_dict` leaves out, by name."""
-        return {**dict(self._net.named_parameters()), **dict(self._net.named_buffers())}
+        """Return parameters and all buffers, also those that `state_dict` leaves out, by name, layer after layer."""
+        return {
+            name: tensor
+            for path, module in self._net.named_modules()
+            for tensors in (module.named_parameters, module.named_buffers)
+            for name, tensor in tensors(path, recurse=False)
+        }
 
     @torch.no_grad()
     def _load_state(self, state: Mapping[str, np.ndarray]) -> None:
