@@ -64,8 +64,8 @@ def table(lines: Sequence[Mapping[str, str]]) -> str:
     return re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", text))
 
 
-def literal(text: str) -> str:
-    """Return a text that a page shows as it is, such as an error message with <class 'float'> or __init__()."""
+def escape(text: str) -> str:
+    """Escape a text, so that a page shows it as it is: an error message with <class 'float'> or __init__()."""
     return re.sub(r"([\\`*_<\[])", r"\\\1", text)
 
 

@@ -220,7 +220,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     KeyboardInterrupt once a run that its user interrupted is in it.
     """
 
-    def note() -> None:
+    def write_request() -> None:
         if request:
             runs_left = len(sweep.pending(sweep.plan))
             again_since = request.again_since if runs_left else ""
@@ -230,7 +230,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
     # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.
     with journal.claimed(sweep.path):
         sweep.use(images)
-        note()  # this command may be killed
+        write_request()  # this command may be killed
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
         settings = {"--trace": sweep.context.trace_steps, "--detail": sweep.detail}
         options = [name for name, setting in settings.items() if setting]
@@ -241,7 +241,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
             unstarted = _do_all(sweep)
         finally:
             with contextlib.suppress(OSError):  # a full disk has been reported
-                note()
+                write_request()
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
 

@@ -274,6 +274,6 @@ def method(results: Results) -> list[Block]:
             "",
             runs[~runs.outcome.isin([COMPLETED, SKIPPED])],
             *("machine", "model", "devices", "batch per device", "lr", ("day", lambda row: row.started[:10])),
-            *("outcome", ("reason", lambda row: markdown.literal(row.reason))),
+            *("outcome", ("reason", lambda row: markdown.escape(row.reason))),
         ),
     ]

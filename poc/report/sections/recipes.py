@@ -91,7 +91,7 @@ def _line(row: Any, varied: Sequence[str]) -> dict[str, str]:
     model += filter(None, [*(getattr(row, name) for name in varied), row.options, row.environment])
     accuracy = markdown.accuracy(row)
     if row.outcome != COMPLETED:
-        accuracy = row.outcome + (f": {markdown.literal(row.reason)}" if row.reason else "")
+        accuracy = row.outcome + (f": {markdown.escape(row.reason)}" if row.reason else "")
     elif accuracy:
         accuracy += " (validation)" if row.accuracy_on == "validation split" else ""
         accuracy += " (no better than chance)" if row.at_chance else ""
@@ -113,5 +113,5 @@ def not_run(results: Results) -> list[Block]:
     if len(counts) > _MAX_REASONS:
         rest = sum(count for _, count in counts[_MAX_REASONS - 1 :])
         counts[_MAX_REASONS - 1 :] = [("other reasons", rest)]
-    lines = [{"reason": markdown.literal(reason), "runs": str(count)} for reason, count in counts]
+    lines = [{"reason": markdown.escape(reason), "runs": str(count)} for reason, count in counts]
     return section("Not run", markdown.table(lines))

@@ -147,7 +147,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
 
 
 def remarks(curve: pd.DataFrame) -> str:
-    """Return what to know of the runs of a series, to follow a name."""
+    """Return what follows the name of a series: whether it is of quick runs, whole trainings, noisy repeats."""
     first = curve.iloc[0]
     listed = {
         "quick": first.quick,
