@@ -2,8 +2,10 @@
 
 import dataclasses
 import errno
+import functools
 import math
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,13 +13,14 @@ from unittest import mock
 import pytest
 
 from poc import Folder, Recipe, Search, frameworks, published
+from poc.cli.options import Options
+from poc.cli.run import write_last_run
 from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
 from poc.plan import START_SECONDS, Planned, plan, training_seconds
 from poc.published import prices
 from poc.records import journal, last_run
-from poc.records.last_run import LastRun
 from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record, WorkerResult
 from poc.run import checkpoint, schedule, workload
 from poc.run.launcher import HostResult, LocalLauncher
@@ -31,6 +34,11 @@ from tests.test_search import Training
 
 def planned(seconds: float, **fields: Any) -> Planned:
     return Planned(run=run_of(**fields), seconds=seconds)
+
+
+def noting(results: Path) -> Callable[[Sequence[Sweep]], object]:
+    """Return the function with which `poc run` writes down what is left."""
+    return functools.partial(write_last_run, Options(recipes=[], quick=False, results=results), "")
 
 
 def of_recipe(name: str, planned: Planned) -> Planned:
@@ -299,7 +307,7 @@ def test_what_a_command_leaves_is_known_from_its_start_and_a_full_disk_hides_no_
     sweep = sweep_of(tmp_path, planned(1.0), planned(1.0, lr=0.02))
     monkeypatch.setattr(Sweep, "do", end)
     with pytest.raises(stop, match="the reason"):
-        run_sweep(sweep, LastRun(recipes=("r",), runs=(), skipped={}, machine="here"))
+        run_sweep(sweep, note=noting(tmp_path))
 
 
 def test_a_failure_on_some_images_keeps_no_run_from_others(tmp_path: Path) -> None:
@@ -344,8 +352,8 @@ def test_runs_that_do_not_fit_are_postponed_and_one_at_the_bound_is_interrupted(
         recipe = Recipe(**{**SMALL, **fields})
         planned = [each for name in ("mine", "yours") for each in plan(name, recipe, MACHINE)]
         context = dataclasses.replace(place_in(tmp_path), until=time.monotonic() + seconds)
-        request = LastRun(recipes=("mine", "yours"), runs=(), skipped={}, machine="here", again_since="2026")
-        assert run_sweep(Sweep(planned, tmp_path / folder, context), request) == []
+        results = tmp_path / folder
+        assert run_sweep(Sweep(planned, results, context, since="2026"), note=noting(results)) == []
         records = journal.read(journal.paths(tmp_path / folder))
         return [(record.run.epochs, record.outcome, record.reason) for record in records]
 

@@ -1,6 +1,6 @@
 """Plan the chosen recipes and run them, on this machine or on a cluster."""
 
-import dataclasses
+import functools
 import json
 import shlex
 import sys
@@ -77,8 +77,7 @@ def _run_here(options: Options, began: float) -> tuple[Sequence[str], Prices]:
     context.check_writable()
     sweep_options = _sweep_options(options, started, [each.run.recipe for each in planned], name)
     sweep = Sweep(planned, options.results, context, **sweep_options)
-    failed = run_sweep(sweep, _request(options, [sweep], started), dollars_per_hour)
-    return failed, known_prices
+    return run_sweep(sweep, dollars_per_hour, functools.partial(write_last_run, options, started)), known_prices
 
 
 def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Prices]:
@@ -93,11 +92,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
     connect(options.cluster, verbose=options.verbose)
     from poc.cluster.scheduler import Cluster
 
-    def note(sweeps: Sequence[Sweep]) -> None:
-        runs_left = sum(len(sweep.pending(sweep.plan)) for sweep in sweeps)
-        request = dataclasses.replace(_request(options, sweeps, started), runs_left=runs_left)
-        last_run.write(options.results, request)
-
+    note = functools.partial(write_last_run, options, started)
     until = schedule.bound(began, options.hours, None, None)
     cluster = Cluster(
         recipes=recipes,
@@ -112,16 +107,20 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
     return cluster.run(), known_prices
 
 
-def _request(options: Options, sweeps: Sequence[Sweep], started: str) -> LastRun:
-    return LastRun(
+def write_last_run(options: Options, started: str, sweeps: Sequence[Sweep]) -> None:
+    """Write to the folder of results what this command is to do, and how much of it is left."""
+    left = [(sweep, pending) for sweep in sweeps if (pending := sweep.pending(sweep.plan))]
+    request = LastRun(
         recipes=tuple(options.recipes or dict.fromkeys(each.run.recipe for sweep in sweeps for each in sweep.plan)),
         runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
         skipped=workload.skipped([line for sweep in sweeps for line in sweep.lines()]),
         quick=options.quick,
         machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
         started=started,
-        again_since=next((sweep.since for sweep in sweeps if sweep.pending(sweep.plan)), ""),
+        runs_left=sum(len(pending) for _, pending in left),
+        again_since=next((sweep.since for sweep, _ in left), ""),
     )
+    last_run.write(options.results, request)
 
 
 def _sweep_options(options: Options, started: str, names: Sequence[str], machine: str = "") -> dict[str, Any]:

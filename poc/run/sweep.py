@@ -7,7 +7,7 @@ import itertools
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from poc import data, search
@@ -16,8 +16,7 @@ from poc.config.run import Run
 from poc.host.environment import POC
 from poc.host.hardware import Hardware
 from poc.plan import Planned, estimate, search_seconds
-from poc.records import journal, last_run
-from poc.records.last_run import LastRun
+from poc.records import journal
 from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
 from poc.run import schedule, step_profile, workload
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
@@ -212,25 +211,20 @@ class Sweep:
             self.say(f"Not done: {counted(len(pending), 'run')}, about {duration(seconds)}; the same command continues")
 
 
-def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None = None) -> list[str]:
+def run_sweep(
+    sweep: Sweep, price: float | None = None, note: Callable[[Sequence[Sweep]], object] = lambda sweeps: None
+) -> list[str]:
     """Do the plan in order, as far as its runs fit before the bound; return the ids of the runs that failed.
 
-    `request` is written to the folder of results with `runs_left`, at the start and at the end; `price` is in dollars
-    per hour. Raises UserError if the data cannot be read, the journal not be written, or the code has changed;
-    KeyboardInterrupt once a run that its user interrupted is in it.
+    `price` is in dollars per hour; `note` is called at the start and at the end. Raises UserError if the data cannot be
+    read, the journal not be written, or the code has changed; KeyboardInterrupt once a run that its user interrupted is
+    in it.
     """
-
-    def write_request() -> None:
-        if request:
-            runs_left = len(sweep.pending(sweep.plan))
-            again_since = request.again_since if runs_left else ""
-            last_run.write(sweep.results, dataclasses.replace(request, runs_left=runs_left, again_since=again_since))
-
     images = _images(sweep)
     # Claimed only now: a mistake leaves nothing behind. Read again: another command may have ended since.
     with journal.claimed(sweep.path):
         sweep.use(images)
-        write_request()  # this command may be killed
+        note([sweep])  # this command may be killed
         sweep.say(f"{workload.summary(sweep.lines(), price)}\n")
         settings = {"--trace": sweep.context.trace_steps, "--detail": sweep.detail}
         options = [name for name, setting in settings.items() if setting]
@@ -241,7 +235,7 @@ def run_sweep(sweep: Sweep, request: LastRun | None = None, price: float | None 
             unstarted = _do_all(sweep)
         finally:
             with contextlib.suppress(OSError):  # a full disk has been reported
-                write_request()
+                note([sweep])
     sweep.say_left(unstarted)
     return [id for id, _ in sweep.failed]
 
