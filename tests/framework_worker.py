@@ -105,8 +105,7 @@ def trained(session: Session, run: Run, worker: int = 0, folder: Path = Path()) 
         session.step(batch, run.rate(number - 1), norms=bool(run.gradient_noise))
         if number in (run.steps // 2, run.steps):
             losses.append(session.drain())
-    result = session.evaluate(validation(run, 32, worker))
-    evaluated = np.array([result.correct, result.samples, result.loss])
+    evaluated = np.array(session.evaluate(validation(run, 32, worker)))
     summed = session.sum_over_workers(evaluated[:2])
     seen = {"evaluated": evaluated, "summed": summed, "losses": losses, "norms": session.gradient_norms()}
     return {**start, **parameters(session), **seen, "sums right": str(session.sync_is_correct())}
@@ -154,7 +153,7 @@ def clocks(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
             if not rank:
                 (folder / f"fast-{bound}-{number}").touch()
         session.barrier()
-    evaluated = session.evaluate(validation(run, 32, worker)).samples
+    _, evaluated, _ = session.evaluate(validation(run, 32, worker))
     ends = {"evaluated": np.array(evaluated), "sums right": str(session.sync_is_correct()), **parameters(session)}
     return {"seen": np.array(session.seen), "rank": np.array(rank), **ends}
 

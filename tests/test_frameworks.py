@@ -329,8 +329,9 @@ def test_the_loss_of_a_window_is_the_mean_over_its_samples_and_a_batch_is_copied
 def test_an_evaluation_does_not_depend_on_the_size_of_its_batches(run: Run) -> None:
     session = frameworks.open_session(run)
     evaluations = [session.evaluate(framework_worker.validation(run, batch)) for batch in (10, 32, 70)]
-    assert {(each.correct, each.samples) for each in evaluations} == {(evaluations[0].correct, 70)}
-    assert [each.loss for each in evaluations] == pytest.approx([evaluations[0].loss] * 3, rel=1e-6)
+    first_correct, _, first_loss = evaluations[0]
+    assert {(correct, samples) for correct, samples, _ in evaluations} == {(first_correct, 70)}
+    assert [loss for *_, loss in evaluations] == pytest.approx([first_loss] * 3, rel=1e-6)
 
 
 @on_each({}, {"devices": 2}, one_process=True)

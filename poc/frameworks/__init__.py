@@ -26,7 +26,6 @@ from poc.config.networks import Cost
 from poc.config.run import Run
 from poc.frameworks import builds
 from poc.frameworks.builds import Build as Build
-from poc.frameworks.session import Evaluation as Evaluation
 from poc.frameworks.session import Session
 from poc.host.control_groups import text
 from poc.host.hardware import GPU, Hardware

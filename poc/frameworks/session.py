@@ -17,7 +17,6 @@ import numpy as np
 
 from poc.config.run import Run
 from poc.data import Batch, Pixels
-from poc.values import value
 
 WHITENING_IMAGES = 5_000
 """Number of training images that are enough for `Session.whiten`."""
@@ -37,16 +36,6 @@ class PlacedBatch(Batch):
     """Each micro-batch as `Session._upload` returned it."""
     prepared: dict[int, list[Part]]
     """The model's input on each device, by micro-batch: of the latest only, or of all if the batch is used again."""
-
-
-@value
-class Evaluation:
-    """Result of a pass over the validation set."""
-
-    correct: int
-    samples: int
-    loss: float
-    """Mean cross-entropy per sample, in nats."""
 
 
 class WrongSumError(Exception):
@@ -275,8 +264,11 @@ class Session(abc.ABC):
             for squares, total in norms
         ]
 
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """Classify every image once, with the batch statistics averaged over the devices."""
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[int, int, float]:
+        """Classify every image once, with the batch statistics averaged over the devices.
+
+        Return how many images are classified correctly, of how many, and their mean cross-entropy in nats.
+        """
         self.wait()
         self._sync_batch_stats()
         pending: deque[tuple[Scalar, Scalar]] = deque()
@@ -290,7 +282,7 @@ class Session(abc.ABC):
             while len(pending) > 2 * len(parts):
                 totals += [self._to_float(scalar) for scalar in pending.popleft()]
         correct, loss = totals + np.sum([[self._to_float(scalar) for scalar in pair] for pair in pending], axis=0)
-        return Evaluation(correct=int(correct), samples=samples, loss=loss / max(1, samples))
+        return int(correct), samples, loss / max(1, samples)
 
     @property
     def gradient_bytes(self) -> int:

@@ -165,11 +165,11 @@ class Loop:
     def _evaluate(self, epoch: int) -> Evaluation:
         start = self.clock.elapsed()
         with self.clock.part("evaluate"):
-            result = self.session.evaluate(self.validation())
+            correct, samples, mean_loss = self.session.evaluate(self.validation())
         self._peak_has_search |= not self._has_evaluated
         self._has_evaluated = True
-        self.scored = correct, samples = result.correct, result.samples
-        seconds, loss = self.clock.elapsed() - start, _finite(result.loss)
+        self.scored = correct, samples
+        seconds, loss = self.clock.elapsed() - start, _finite(mean_loss)
         evaluation = Evaluation(
             epoch=epoch, at=start, seconds=seconds, accuracy=correct / max(1, samples), samples=samples, loss=loss
         )
