@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from poc import frameworks, search
 from poc.config import AUTO, NODE, Device, Folder, Recipe, Records, Search, Setting, Training, networks
-from poc.config.datasets import with_validation_split
+from poc.config.datasets import Cifar, with_validation_split
 from poc.config.rates import steps_per_epoch
 from poc.config.run import WARMUP_STEPS, Run
 from poc.frameworks import own_models
@@ -204,6 +204,9 @@ def _with_framework(
     if common["quick"] and kind == "gpu" and setting.steps is not None:  # else it would measure the warm-up alone
         setting = dataclasses.replace(setting, steps=setting.steps + framework.WARMUP_STEPS)
     schedule, per_epoch = setting.schedule, steps_per_epoch(setting.data.train_images, setting.global_batch)
+    data = setting.data
+    if kind == "gpu" and isinstance(data, Cifar) and not (data.jitter or data.cutout):
+        data = dataclasses.replace(data, on_device=True)
     fields = {declared.name: getattr(setting, declared.name) for declared in dataclasses.fields(Training)}
     fields.update(
         **common,
@@ -211,7 +214,7 @@ def _with_framework(
         framework=name,
         kind=kind,
         emulated=emulated,
-        data=setting.data.on_gpu() if kind == "gpu" else setting.data,
+        data=data,
         workers=workers,
         cores_per_worker=cores,
         layout=framework.layout(kind, setting.dtype) if setting.layout == AUTO else setting.layout,

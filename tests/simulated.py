@@ -16,7 +16,6 @@ import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Callable
 from unittest import mock
 
@@ -26,6 +25,7 @@ from poc.frameworks import builds, pytorch
 from poc.host.hardware import GPU, Hardware
 from poc.host.monitor import DeviceUse, Monitored
 from poc.plan import plan
+from poc.records import last_run
 from poc.records.record import (
     COMPLETED,
     DIVERGED,
@@ -38,7 +38,6 @@ from poc.records.record import (
     WorkerResult,
 )
 from poc.records.timing import Window
-from poc.run import parent
 from poc.run.launcher import HostResult, RunContext
 from poc.run.sweep import Sweep
 from tests.fake_gpus import CARDS
@@ -137,10 +136,9 @@ class Trainer:
         self._takes: dict[str, int] = {}
         self._random = random.Random()
 
-    @property
-    def datetime(self) -> Any:
-        """Replace the module `datetime` in `poc.run.parent`."""
-        return SimpleNamespace(datetime=SimpleNamespace(now=lambda _: self.now), timezone=datetime.timezone)
+    def time_of_day(self) -> str:
+        """Return the simulated time, as `poc.records.last_run.now` does the real one."""
+        return self.now.isoformat(timespec="seconds")
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[tuple[int, str]]:
         """Return that there is no checkpoint."""
@@ -373,7 +371,7 @@ def write_journal(name: str, content: str, results: Path) -> Path:
             software={each: {**software, "versions": {**common, **held}} for each, held in versions.items()},
         )
         sweep = Sweep(planned, results, place, detail=chosen.detail)
-        with mock.patch.object(parent, "datetime", trainer.datetime):
+        with mock.patch.object(last_run, "now", trainer.time_of_day):
             for item in sweep.plan:
                 sweep.do(item, trainer)
     return sweep.path

@@ -223,7 +223,7 @@ def test_mean_and_deviation_have_defaults_and_are_one_value_each() -> None:
     plain = run_of()
     assert plain.normalisation == (networks.MEAN, 1 / 58)
     assert "mean" not in plain.fingerprint()
-    assert networks.NETWORKS["cifar_resnet50_v2"].normalisation(None, None) == (networks.MEAN, 1.0)
+    assert dataclasses.replace(plain, model="cifar_resnet50_v2").normalisation == (networks.MEAN, 1.0)
     own_mean, own_scale = own_run().normalisation
     assert own_mean == pytest.approx((123.675, 116.28, 103.53))
     assert 1 / np.array(own_scale) == pytest.approx([58.395, 57.12, 57.375])

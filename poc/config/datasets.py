@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args
 
 import pydantic
 from annotated_types import Gt, Le
-from typing_extensions import Self
 
 from poc.config.fields import by_name, configuration, field, labels, local_fields
 from poc.values import Count, CountOrZero, Flag, UserError, suggest
@@ -79,10 +78,6 @@ class _Images:
         """Return its name with all options that are not at their default."""
         return " ".join([self.name, *labels(self).values()])
 
-    def on_gpu(self: Self) -> Self:
-        """Return the data set of a run on GPUs: with augmentation on the device if possible."""
-        return self
-
     def check_crop(self, size: int) -> None:
         """Raise UserError if the crop is larger than images of `size` x `size` pixels."""
         if self.crop > size:
@@ -115,9 +110,6 @@ class Cifar(_Images):
     are not trained on: for tuning, so that the test set is left for the tuned recipes."""
 
     train = 50_000
-
-    def on_gpu(self) -> Self:
-        return self if self.jitter or self.cutout else dataclasses.replace(self, on_device=True)
 
     def __post_init__(self) -> None:
         self.check_crop(32)

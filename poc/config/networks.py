@@ -72,17 +72,6 @@ class Network:
     cost: Cost = UNKNOWN
     """Counted cost; zeros if it is not known."""
 
-    def normalisation(self, mean: Channels | None, std: Channels | None) -> tuple[Channels, float | Channels]:
-        """Return what is subtracted per channel from pixels in 0..255, and the scale of the result.
-
-        `mean` and `std`, of pixels in 0..1, replace its own; 1/58 is about ImageNet's standard deviation.
-        """
-        if self.name not in NETWORKS:
-            mean, std = mean or (0.485, 0.456, 0.406), std or (0.229, 0.224, 0.225)  # ImageNet's
-        own_scale = 1.0 if self.normalises_input else 1 / 58.0
-        scale = own_scale if std is None else (1 / (255 * std[0]), 1 / (255 * std[1]), 1 / (255 * std[2]))
-        return (255 * mean[0], 255 * mean[1], 255 * mean[2]) if mean else MEAN, scale
-
     def multiply_adds(self, size: int) -> float:
         """Return the multiply-adds of one image's forward pass; a training step costs three times as many."""
         if self.name in AIRBENCHES:  # its sizes are rounded down, so that they do not grow with the area

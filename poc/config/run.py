@@ -57,8 +57,16 @@ class Run(Schedule, Training):
 
     @property
     def normalisation(self) -> tuple[networks.Channels, float | networks.Channels]:
-        """What is subtracted from pixels in 0..255, and the scale of the result."""
-        return self.network.normalisation(self.mean, self.std)
+        """What is subtracted per channel from pixels in 0..255, and the scale of the result.
+
+        1/58 is about ImageNet's standard deviation.
+        """
+        mean, std = self.mean, self.std
+        if self.has_own_model:
+            mean, std = mean or (0.485, 0.456, 0.406), std or (0.229, 0.224, 0.225)  # ImageNet's
+        own_scale = 1.0 if self.network.normalises_input else 1 / 58.0
+        scale = own_scale if std is None else (1 / (255 * std[0]), 1 / (255 * std[1]), 1 / (255 * std[2]))
+        return (255 * mean[0], 255 * mean[1], 255 * mean[2]) if mean else networks.MEAN, scale
 
     @property
     def last_epoch(self) -> int:

@@ -1,7 +1,5 @@
 """Record of a run, successful or not: its configuration, machine, timings, accuracy and outcome."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -9,8 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from poc.config import Synthetic
-from poc.config.datasets import Cifar, DataId
+from poc.config.datasets import DataId
 from poc.config.run import Run
 from poc.host.hardware import Hardware
 from poc.host.monitor import DeviceUse, Monitored
@@ -186,11 +183,6 @@ class Record(WorkerResult):
     def devices(self) -> tuple[DeviceUse, ...]:
         """Use of its devices; empty if they were not monitored."""
         return self.monitor.devices if self.monitor else ()
-
-    @property
-    def synthetic_fallback(self) -> bool:
-        """True if synthetic images replaced those of CIFAR-10 or CIFAR-100."""
-        return isinstance(self.run.data, Cifar) and self.dataset == Synthetic.name
 
     @property
     def is_noisy(self) -> bool:

@@ -1,7 +1,6 @@
 """One run from start to record: its workers, on this host or on others, restarted if one is lost."""
 
 import dataclasses
-import datetime
 import math
 import sys
 import uuid
@@ -11,6 +10,7 @@ from typing import Any
 from poc.config.run import Run
 from poc.host import processes
 from poc.plan import estimate
+from poc.records import last_run
 from poc.records.record import (
     COMPLETED,
     DIVERGED,
@@ -93,7 +93,7 @@ def new_record(run: Run, context: RunContext, **fields: Any) -> Record:
     return Record(
         run_id=run.id,
         run=run,
-        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        started=last_run.now(),
         infrastructure=context.infrastructure,
         hardware=context.machine,
         **context.software_of(run.framework),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from poc import search
 from poc.config import Synthetic
-from poc.config.datasets import DataId
+from poc.config.datasets import Cifar, DataId
 from poc.config.run import Run
 from poc.plan import START_SECONDS, Planned, seconds_at_most, training_seconds
 from poc.records.record import COMPLETED, OUT_OF_MEMORY, SETTLED, Record, last_result
@@ -49,7 +49,8 @@ class DoneRepeats:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        if not record.synthetic_fallback or record.run.data.key in self._images:
+        is_fallback = record.dataset == Synthetic.name and isinstance(record.run.data, Cifar)
+        if not is_fallback or record.run.data.key in self._images:
             self._records[record.run.id].append(record)
 
     def _of(self, run: Run) -> list[Record]:
