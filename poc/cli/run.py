@@ -109,7 +109,7 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
 
 def write_last_run(options: Options, started: str, sweeps: Sequence[Sweep]) -> None:
     """Write to the folder of results what this command is to do, and how much of it is left."""
-    left = [(sweep, pending) for sweep in sweeps if (pending := sweep.pending(sweep.plan))]
+    unfinished = [(sweep, pending) for sweep in sweeps if (pending := sweep.pending(sweep.plan))]
     request = LastRun(
         recipes=tuple(options.recipes or dict.fromkeys(each.run.recipe for sweep in sweeps for each in sweep.plan)),
         runs=tuple(dict.fromkeys(run for sweep in sweeps for run in sweep.ids())),
@@ -117,8 +117,8 @@ def write_last_run(options: Options, started: str, sweeps: Sequence[Sweep]) -> N
         quick=options.quick,
         machine=next((sweep.context.infrastructure for sweep in sweeps), ""),
         started=started,
-        runs_left=sum(len(pending) for _, pending in left),
-        again_since=next((sweep.since for sweep, _ in left), ""),
+        runs_left=sum(len(pending) for _, pending in unfinished),
+        again_since=next((sweep.since for sweep, _ in unfinished), ""),
     )
     last_run.write(options.results, request)
 
