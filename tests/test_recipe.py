@@ -383,6 +383,7 @@ def recipe_in(folder: Path, text: str, **files: str) -> Path:
         ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1.99)}, ""),
         ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=0.003)}, "warmup_epochs"),  # one step
         ({"steps": 391, "lr": Fixed(base=0.1, warmup_epochs=1)}, ""),
+        ({"batch_per_device": "largest", "lr": Fixed(base=0.1, warmup_epochs=1)}, ""),
         ({"cases": [{"epochs": 2}, {"steps": 12}], "lr": Fixed(base=0.1, warmup_epochs=1)}, "warmup_epochs"),
         ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, warmup_from=5.0)}, "Fixed.warmup_from: 5.0"),
         ({"epochs": 2, "lr": Fixed(base=0.1, warmup_epochs=1, warmup_from=0.1)}, ""),

@@ -197,6 +197,8 @@ class Setting(Training):
 
     def check_schedule(self) -> None:
         """Raise UserError if no step has one of the learning rates of the schedule."""
+        if self.batch_per_device == LARGEST:  # type: ignore[comparison-overlap]
+            return  # its steps depend on which batch fits
         if isinstance(self.lr, Search):
             for rate, _ in self.lr.candidates:
                 dataclasses.replace(self, lr=rate, data=with_validation_split(self.data)).check_schedule()
