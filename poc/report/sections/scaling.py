@@ -133,7 +133,7 @@ def blocks(results: Results, subject: Subject) -> list[Block]:
     about = (
         "Median samples/s at a fixed batch per device. The efficiency compares repeats that started within an hour of "
         "each other, and needs a run on one device; n is the number of repeats on the side with fewer. Of several "
-        "settings that ran, the one with most repeats is shown."
+        "series the one on most devices is shown, bursts before whole trainings, then the one with most repeats."
     )
     highest = max((efficiency for line in drawn for efficiency in line.points.values()), default=1.0)
     drawn_efficiencies = figure(
