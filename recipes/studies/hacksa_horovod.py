@@ -1,7 +1,7 @@
 """The HackSA study: VGG-19, Inception-v4 and a ResNet with Horovod, one worker per device, on 1, 2 and 4 devices.
 
-Its efficiencies by throughput and by wall time contradict each other; reference/studies.md has both. VGG-19 and
-ResNet-50 are the CIFAR-10 versions, Inception-v4 has images of 299 pixels. On a CPU: two workers with one core each.
+Its efficiencies contradict each other: above 0.94 by throughput, below 0.4 by wall time. VGG-19 and ResNet-50 are the
+CIFAR-10 versions, Inception-v4 has images of 299 pixels. On a CPU: two workers with one core each.
 Horovod is an extra (docs/what_runs_where.md); without it its rows are skipped.
 Cost: three repeats, about 5 min on two CPU cores (with `--detail` 15), about a minute per row on GPUs.
     ./run_all.sh hacksa_horovod --detail
