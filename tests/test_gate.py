@@ -129,8 +129,9 @@ def test_compare_ends_with_the_verdict_on_two_folders_and_on_two_runs(
         for record in records(factor * noise[side, :n], side, commit="ab"[side] * 7):
             add(tmp_path / "ab"[side], record)
             add(tmp_path / "both", record)
-        # Each folder has a run that the other one lacks.
-        add(tmp_path / "ab"[side], record_of(run={"seed": side + 7}))
+        # Each folder has a run that the other one lacks, and one that was skipped there, too.
+        skipped = record_of(epoch_seconds=(), accuracies=(), run={"learning_rate": 0.8}, outcome="skipped")
+        add(tmp_path / "ab"[side], record_of(run={"seed": side + 7}), skipped)
     add(tmp_path / "both", *records(300 * ratio * np.exp(noise[1, :n] / 300 - 1), 1, **other))
     run, slow = record_of().run.id, record_of(**other).run.id
     both = ["--results", str(tmp_path / "both"), "--slower", "0.05"]

@@ -44,13 +44,11 @@ def compare(table: pd.DataFrame, first: str, second: str, slower: float | None =
 def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Compare, as `compare`, each run that two tables have in common, or those of `ids`: the last setting in each.
 
-    The seeds that both have are repeats of one setting, which is named by the first run.
+    A run that both skipped is left out. The seeds that both have are repeats of one setting, named by the first run.
     """
     measured = [table[(table.origin == MEASURED) & (table.length != PAUSED)] for table in tables]
     measured = [table.sort_values("started", kind="stable") for table in measured]
     common = [run for run in measured[0].run_id.unique() if run in {*measured[1].run_id} and (not ids or run in ids)]
-    if not common:
-        raise UserError(f"compare: the folders have no run in common; {POC} plan --verbose lists the ids of a recipe")
     pairs: dict[tuple[str, ...], list[pd.DataFrame]] = {}
     for run in common:
         latest = _latest_on_one_machine([table[table.run_id == run] for table in measured])
@@ -58,7 +56,9 @@ def same_runs(tables: Sequence[pd.DataFrame], slower: float | None, ids: Sequenc
         pairs[settings] = [
             table[(table.setting == each) & table.run_id.isin(common)] for table, each in zip(measured, settings)
         ]
-    sides = [*pairs.values()]
+    sides = [pair for pair in pairs.values() if any((side.outcome != SKIPPED).any() for side in pair)]
+    if not sides:
+        raise UserError(f"compare: the folders have no run in common; {POC} plan --verbose lists the ids of a recipe")
     # Only runs with enough repeats can give a false alarm.
     repeated = [min((side.outcome == COMPLETED).sum() for side in pair) >= repeats.MIN_REPEATS for pair in sides]
     return [_compared([pair[0].run_id.iloc[0]] * 2, pair, slower, max(1, sum(repeated))) for pair in sides]
