@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from poc import SGD, Fixed, Recipe, Synthetic, data, frameworks
 from poc.config import networks
@@ -240,8 +239,9 @@ def wrong_sums(session: Any, run: Run, worker: int, folder: Path) -> Arrays:
     after = session.sync_is_correct()
     distributed.all_reduce = lambda tensor: sent.append(tensor.numel())
     session.all_reduce_alone()
-    with pytest.raises(WrongSumError):
+    with contextlib.suppress(WrongSumError):
         session._check_exchange()
+        raise AssertionError("wrong sums are not found")
     interfaces = [os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")]
     return {"right": np.array([before, after]), "sent": np.array(sent[:1]), "interfaces": np.array(interfaces)}
 

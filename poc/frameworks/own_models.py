@@ -82,9 +82,9 @@ def _sources(model: str, folder: Path) -> list[Path]:
     These are modules of its own package and modules in `folder`, and what they import of such.
     """
     first = source(model, folder)
-    files = [first] if first else []
+    files = [first.absolute()] if first else []  # by one name each
     for file in files:  # which grows
-        files += sorted(path for path in {*_imported(file, folder)}.difference(files) if path.is_file())
+        files += sorted(path for path in {*_imported(file, folder.absolute())}.difference(files) if path.is_file())
     return files
 
 
