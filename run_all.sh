@@ -15,7 +15,7 @@ Which runs
   RECIPE            a name in recipes/, recipes/studies/ or recipes/research/, or a Python file (default: those in recipes/)
   --all             those in recipes/studies/ and recipes/research/, too
   --set FIELD=VALUE[,VALUE]   set a field of the recipes: --set batch_per_device=256,512 --set lr=0.1
-  --quick           a first page: each run cut short, and marked as quick; 1 to 2 minutes
+  --quick           a first page: each run cut short, and marked as quick; 1 to 3 minutes
   --cpu             on a machine with GPUs, also do the CPU runs
   --only ID         only runs whose id starts with ID (poc plan --verbose lists the ids)
   --again           repeat runs that are already in the journal
