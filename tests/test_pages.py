@@ -390,7 +390,7 @@ def test_a_long_page_has_120_lines_and_counts_the_settings_that_are_not_on_it(tm
     records += [replace(records[0], outcome="skipped", reason=f"reason {chr(65 + number)}") for number in range(9)]
     page = written(tmp_path, *records)
     assert len(page.splitlines()) <= 120
-    (more,) = re.findall(r"^(\d+) more .*\(settings.md\)", page, re.MULTILINE)
+    (more,) = re.findall(r"^(\d+) more: .*\(settings.md\)", page, re.MULTILINE)
     assert len(first_table(page, "Your recipes")) + int(more) == 60
     assert len(first_table((tmp_path / "settings.md").read_text(), "test machine")) == 60
 

@@ -458,7 +458,7 @@ RUN = dict(kind="gpu", devices=4, global_batch=512, learning_rate=0.2, epochs=12
         ({"outcome": "out of memory"}, "out of memory"),
         (
             {"epoch_seconds": [1.0], "accuracies": [], "run": {"steps": 7, "epochs": 1}, "wall": None},
-            "too short to time (10 steps)",
+            "too few steps to time (10 steps)",
         ),
     ],
 )

@@ -35,7 +35,7 @@ def figure(name: str, caption: str, lines: Sequence[chart.Line], *titles: str, *
     if not any(len(line.points) > 1 for line in lines):
         return []
     hidden = len(lines) - chart.MAX_LINES
-    caption += f" {hidden} more are in the table." if hidden > 0 else ""
+    caption += f" {hidden} more: see the table." if hidden > 0 else ""
     return [Figure(file_name(name), caption, chart.lines(lines, *titles, **axes))]
 
 
@@ -108,7 +108,7 @@ def duration(seconds: float) -> str:
 def rate(row: Any) -> str:
     """Return samples/s of a setting with range and number of repeats, and remarks on their quality."""
     if pd.isna(row.samples_per_second):
-        return "too short to time" if row.outcome == "completed" else ""
+        return "too few steps to time" if row.outcome == "completed" else ""
     remarks = {
         f"{number(row.rate_low)}–{number(row.rate_high)}": row.n > 1,
         f"n={row.n:.0f}": row.n > 0 and row.origin == "measured",

@@ -47,7 +47,7 @@ def result(record: Record, title: str) -> str:
     if record.outcome != COMPLETED:
         return f"{title}: {record.outcome}" + (f": {record.reason}" if record.reason else "")
     speed = throughput(record.timed)
-    speed_text = "too short to time" if speed is None else f"{_rounded(speed.median)} samples/s"
+    speed_text = "too few steps to time" if speed is None else f"{_rounded(speed.median)} samples/s"
     figures = [] if record.run.pause_after else [speed_text]
     if record.evaluations:
         chance = " (no better than chance)" if record.at_chance else ""

@@ -1,6 +1,6 @@
 """Every setting of the recipes of the last `run`, and how many runs were skipped and why."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def blocks(results: Results, max_lines: int, all_settings: str) -> list[Block]:
     hidden = len(rows) - len(shown)
     of_command = " of the last command" if results.last_run and results.last_run.runs else ""
     about = f'Settings{of_command} on this machine, failed ones and the latest first. "batch" is the batch per device.'
-    link = [f"{hidden} more are on the page of {markdown.link('all settings', all_settings)}."] if hidden else []
+    link = [f"{hidden} more: see {markdown.link('all settings', all_settings)}."] if hidden else []
     return [*section("Your recipes", about, markdown.table(_lines(shown))), *link]
 
 
@@ -43,7 +43,9 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     table = results.table
     rows = table[(table.origin == MEASURED) & (table.machine == machine)] if machine else results.here(table)
     if machine is None and results.last_run and results.last_run.runs:
-        rows = rows[rows.run_id.isin({*results.last_run.runs, *_tested_by(rows, results.last_run.runs)})]
+        # The trainings on the test set after a search, those of the rules included, belong to it.
+        tests = rows.test_runs[rows.run_id.isin(results.last_run.runs)].str.split().explode().dropna()
+        rows = rows[rows.run_id.isin({*results.last_run.runs, *tests.str.split(":").str[-1]})]
     if machine is None:
         rows = rows[rows.search == ""]
     rows = rows[(rows.outcome != SKIPPED) & (rows.length != PAUSED)]
@@ -58,11 +60,6 @@ def settings(results: Results, machine: str | None = None) -> pd.DataFrame:
     both = both.sort_values(["shipped", "quick", "completed"], kind="stable")
     names = both.recipe + both.quick.map({True: " (quick)", False: ""})
     return both.assign(recipe=names, quick=False)
-
-
-def _tested_by(rows: pd.DataFrame, ids: Collection[str]) -> set[str]:
-    """Return the ids of the trainings on the test set after the searches of these runs, those of the rules included."""
-    return {entry.split(":")[-1] for text in rows.test_runs[rows.run_id.isin(ids)] for entry in text.split()}
 
 
 def every_setting(results: Results) -> list[Block]:

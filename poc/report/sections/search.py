@@ -252,7 +252,7 @@ def _remarks(results: Results, subject: Subject, rates: pd.DataFrame) -> list[st
         for batch, rate in latest.loc[latest.is_cut_short, ["global_batch", "lr"]].to_numpy()
     ]
     if failed := rates.incomplete.sum():
-        remarks.append(f"{failed:,} candidates diverged, failed or did not fit in memory.")
+        remarks.append(f"{counted(failed, 'candidate')} diverged, failed or did not fit in memory.")
     runs = results.runs[(results.runs.model == subject.model) & (results.runs.family == subject.dataset)]
     runs = runs[(runs.length == TRAINING) & (runs.outcome == COMPLETED) & (runs.machine == results.machine)]
     noise = runs.noise_scale[~runs.quick].dropna()
