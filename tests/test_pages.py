@@ -526,6 +526,7 @@ def test_rates_that_diverged_are_listed_and_never_advised() -> None:
     shown = {line["global batch"]: (line["lr tried"], line["accuracy"]) for line in lines}
     assert shown["1,024"] == ("0.2, 0.4, 0.8 (diverged)", "0.700")
     assert shown["2,048"] == ("0.4 (diverged)", "")
+    assert scorecard.lines(results, results.subjects()[0])[3][OWN].endswith("1,024 → diverged at 2,048")
     assert ("best of 3 tried" in str(blocks), "try a higher one" in str(blocks)) == (True, False)
     held_out = {"learning_rate": 0.1, "data": {**AUGMENTED, "validate_on": "held-out"}}
     (line,) = table_of(learning_rate, trained(1000, 0.8), replace(trained(1000, 0.7, run=held_out), **end))

@@ -44,14 +44,13 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     """
     completed = table[(table.origin != MEASURED) | (table.outcome == COMPLETED)].sort_values("started", kind="stable")
     rows = completed.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
-    all_noisy = completed.groupby("setting").noisy.transform("all")
-    clean_repeats = completed[~completed.noisy | all_noisy].groupby("setting")
+    of_setting = completed.groupby("setting")
+    clean_repeats = completed[~completed.noisy | of_setting.noisy.transform("all")].groupby("setting")
     by_seed = completed.drop_duplicates(["setting", "seed"], keep="last").groupby("setting")
     rows[_MEDIANS] = clean_repeats[_MEDIANS].median()
     rows[["accuracy", "accuracy_last4"]] = by_seed[["accuracy", "accuracy_last4"]].median()
     rates = clean_repeats.samples_per_second
     rows = rows.assign(rate_low=rates.min(), rate_high=rates.max(), n=rates.count(), seeds=by_seed.accuracy.count())
-    of_setting = completed.groupby("setting")
     rows["noisy"], rows["chosen"] = of_setting.noisy.all(), of_setting.chosen.any()
     rows["candidates"], rows["choices"] = of_setting.candidates.max(), by_seed.chosen.sum()
     ended = table[table.outcome.isin(DONE)].sort_values("started", kind="stable")

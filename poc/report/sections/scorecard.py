@@ -103,8 +103,12 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int, scaled: pd.DataFram
     last = {curve.batch_per_device[0]: curve.iloc[-1] for curve in scaling.series(results, scaled)}
     max_devices = real.devices.max()
     speedups = [_speedup(last[size], max_devices) if size in last else "—" for size in (batch, 2 * batch, 4 * batch)]
-    best = learning_rate.best_by_batch(scaled, results.diverged(scaled), batch)
-    ends = best[(best.index == batch) | (best.index == best.index.max())]
+    diverged = results.diverged(scaled)
+    best = learning_rate.best_by_batch(scaled, diverged, batch)
+    ends = markdown.records(best[(best.index == batch) | (best.index == best.index.max())])
+    accuracies = [f"{markdown.accuracy(row)} at {row.global_batch:,.0f}" for row in ends]
+    if (diverged_batch := diverged.global_batch.max()) > best.index.max():
+        accuracies.append(f"diverged at {diverged_batch:,.0f}")
     largest = best[(best.index > batch) | (best.tried > 1) | (best.origin != MEASURED)].tail(1)
     tuned = [
         f"{markdown.lr_in_words(row)} at {row.global_batch:,.0f}, {_tried(row)}" for row in markdown.records(largest)
@@ -113,7 +117,7 @@ def _cells(results: Results, rows: pd.DataFrame, batch: int, scaled: pd.DataFram
         _rate(preferred(single)),
         _rate(preferred(multiple)),
         " / ".join(speedups) if {*speedups} != {"—"} else "",
-        " → ".join(f"{markdown.accuracy(row)} at {row.global_batch:,.0f}" for row in markdown.records(ends)),
+        " → ".join(accuracies),
         "".join(tuned),
         _to_target(rows, "seconds_to_target", markdown.duration),
         _to_target(rows, "dollars_to_target", markdown.dollars),
