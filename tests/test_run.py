@@ -394,6 +394,19 @@ def test_a_run_continues_at_another_commit_but_not_with_other_code(
 
 # `poc run --trace`: a file of the profiler per worker, and the same record as without it
 
+FAILS_WHEN_TRACED = """\
+import os, torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, classes):
+        super().__init__(3 * 16 * 16, classes)
+
+    def forward(self, images):
+        if torch.autograd._profiler_enabled() and os.environ["RANK"] == "1":
+            raise MemoryError
+        return super().forward(images.flatten(1))
+"""
+
 
 @slow
 @pytest.mark.skipif(MACHINE.cores < 2, reason="two devices need two cores")
@@ -419,6 +432,16 @@ def test_each_worker_traces_its_steps_and_the_record_is_the_same(
     main(["show", record.run.id, "--results", str(tmp_path / "results")])
     shown = capsys.readouterr().out
     assert all(str(trace) in shown for trace in traces)
+
+
+@slow
+@needs_torch
+def test_workers_do_not_wait_for_one_whose_trace_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.py").write_text(FAILS_WHEN_TRACED)
+    fields = {**GLUON, "framework": "pytorch", "model": "net.py:Net", "devices": 2, "epochs": 1}
+    run_here(recipe_file(tmp_path / "mine.py", **fields), tmp_path, "--trace", "4", "--patience", "60")
+    assert [record.outcome for record in records(tmp_path)] == [COMPLETED]
+    assert capfd.readouterr().err.count("no trace") == 2  # the second worker's, and that of the one that missed it
 
 
 @pytest.mark.slow

@@ -175,6 +175,7 @@ class Worker:
                 session.drain()
         except (Exception, KeyboardInterrupt) as error:
             print(f"  no trace: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+            self._is_interrupted = self.run.workers > 1  # as in `_profile`
 
     def _profile(self, batches: Iterator[data.Batch], rounds: int) -> Breakdown | None:
         """Measure the step-time breakdown; None if it fails, since what was trained stands."""
