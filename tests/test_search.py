@@ -17,7 +17,7 @@ from poc.config.run import Run
 from poc.data import sources
 from poc.plan import START_SECONDS, estimate, plan, training_seconds
 from poc.records import journal, last_run
-from poc.records.record import COMPLETED, DIVERGED, FAILED, INTERRUPTED, LOST, WorkerResult
+from poc.records.record import COMPLETED, DIVERGED, FAILED, INTERRUPTED, LOST, OUT_OF_MEMORY, WorkerResult
 from poc.run import workload
 from poc.run.launcher import HostResult
 from poc.run.parent import execute
@@ -409,6 +409,21 @@ def test_nothing_is_chosen_while_failed_whole_trainings_are_to_be_tried_again(
         assert len(sweep.pending(sweep.plan)) == (not is_tested)
 
 
+def test_where_two_candidates_of_a_batch_do_not_fit_the_others_are_not_tried(
+    tmp_path: Path, test_reads: Counter[str]
+) -> None:
+    def fate(run: Run) -> tuple[str, str]:
+        too_large = run.global_batch == 512 or run.learning_rate in (0.2, 0.4)  # beside others that fit
+        return (OUT_OF_MEMORY, "") if too_large else (COMPLETED, "")
+
+    sweep, training = sweep_in(tmp_path), Training(fate)
+    assert sweep.do(sweep.plan[0], training)
+    assert Counter(run.global_batch for run in training.runs if run.pause_after) == {128: 4, 512: 2}
+    assert [*build(*journal.read([sweep.path])).outcome].count(OUT_OF_MEMORY) == 6
+    again = sweep_in(tmp_path)
+    assert again.pending(again.plan) == []
+
+
 def test_checkpoints_go_also_if_every_whole_training_diverges(tmp_path: Path, test_reads: Counter[str]) -> None:
     training = Training(lambda run: (COMPLETED if run.pause_after else DIVERGED, "nan"))
     sweep = sweep_in(tmp_path, batch_per_device=128)
@@ -461,7 +476,7 @@ def test_the_checkpoint_of_a_recorded_run_goes_before_a_message_fails(
     tmp_path: Path, test_reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(text: str, detail: bool = False) -> None:
-        if not detail:
+        if ": about " not in text:  # it has started
             raise BrokenPipeError
 
     sweep, training = sweep_in(tmp_path, lr=0.1, batch_per_device=128), Training()
@@ -469,6 +484,17 @@ def test_the_checkpoint_of_a_recorded_run_goes_before_a_message_fails(
     with pytest.raises(BrokenPipeError):
         sweep.do(sweep.plan[0], training)
     assert training.forgotten == {training.runs[0].id}
+
+
+def test_in_a_file_it_is_said_which_run_starts(
+    tmp_path: Path, test_reads: Counter[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fate(run: Run) -> tuple[str, str]:
+        assert f"[{run.id}]" in capsys.readouterr().err
+        return COMPLETED, ""
+
+    sweep = sweep_in(tmp_path, lr=0.1, batch_per_device=128)
+    assert sweep.do(sweep.plan[0], Training(fate))
 
 
 @pytest.mark.parametrize("reason", [INTERRUPTED, f"host node1 (1.2.3.4){LOST}gone)"])

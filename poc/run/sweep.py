@@ -17,7 +17,7 @@ from poc.host.environment import POC
 from poc.host.hardware import Hardware
 from poc.plan import Planned, estimate, search_seconds
 from poc.records import journal
-from poc.records.record import COMPLETED, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
+from poc.records.record import COMPLETED, DONE, FAILED, OUT_OF_MEMORY, SETTLED, SKIPPED
 from poc.run import schedule, step_profile, workload
 from poc.run.launcher import Launcher, LocalLauncher, RunContext
 from poc.run.parent import execute, new_record
@@ -147,6 +147,13 @@ class Sweep:
                 (launcher or LocalLauncher(self.context)).forget(run)
             has_trained |= bool(pending)
             for run in pending:
+                outcomes = [self._done.outcome(each) for each in stage.runs]
+                if outcomes.count(OUT_OF_MEMORY) > 1 and not {*DONE} & {*outcomes}:
+                    reason = "not tried: two others at this batch were"
+                    record = new_record(run, self.context, outcome=OUT_OF_MEMORY, reason=reason)
+                    journal.append(self.path, record)
+                    self._done.add(record)
+                    continue
                 if not self.estimator.fits(Planned(run=run, seconds=estimate(run, self.context.machine))):
                     return False
                 self._repeat(planned, run, launcher)
@@ -178,7 +185,8 @@ class Sweep:
             raise UserError("code or packages changed during this command; start it again")
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
-        self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=True)
+        # In a file there is no bar: if all of a container is killed for memory, this is what shows by which run.
+        self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=sys.stderr.isatty())
         if self.since and run.pause_after and run.id in self._recorded:  # --again begins with the first step
             launcher.forget(run)
         fields = {"title": name, "framework_choice": planned.framework_choice}
