@@ -265,7 +265,6 @@ class Trainer:
             exchange_seconds=synchronise,
             bus_bytes_per_second=bus,
             synchronisation_seconds=waiting,
-            data_seconds=0.01 * compute,
         )
 
     def _monitored(self, run: Run, told: WorkerResult) -> Monitored:

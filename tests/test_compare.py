@@ -288,7 +288,7 @@ def test_the_speed_of_emulated_devices_is_marked() -> None:
 
 def test_the_step_time_breakdown_is_shown_where_it_was_measured() -> None:
     seconds: Any = {"whole_step_seconds": 0.01, "independent_step_seconds": 0.008, "exchange_seconds": 0.003}
-    detail = Breakdown(**seconds, bus_bytes_per_second=None, synchronisation_seconds=None, data_seconds=0.0)
+    detail = Breakdown(**seconds, bus_bytes_per_second=None, synchronisation_seconds=None)
     lines = shown([record_of(detail=detail)], record_of().run.id).split("\n\n")[-1].splitlines()[3:]
     assert [line.rsplit(maxsplit=1)[1] for line in lines] == ["10.0", "8.0", "3.0"]
     assert "whole step" not in shown([record_of()], record_of().run.id)

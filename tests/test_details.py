@@ -45,7 +45,7 @@ def test_each_kvstore_has_its_series_from_repeats_of_the_same_hour() -> None:
 
 
 def test_the_breakdown_says_which_gpus_wait_for_the_host() -> None:
-    times = dict(whole_step_seconds=0.01, independent_step_seconds=0.009, exchange_seconds=0.001, data_seconds=0.0)
+    times = dict(whole_step_seconds=0.01, independent_step_seconds=0.009, exchange_seconds=0.001)
     times.update(bus_bytes_per_second=1e9, synchronisation_seconds=None)
     records = [
         on_gpus(1000, 4, detail=dict(times, issue_seconds=issue), run={"learning_rate": n + 1.0})

@@ -79,7 +79,6 @@ class Breakdown:
     exchange_seconds: float  # synchronisation of the model's gradients only
     bus_bytes_per_second: float | None
     synchronisation_seconds: float | None  # wait of a worker for others, without synchronisation; None with one worker
-    data_seconds: float  # wait for data
     issue_seconds: float | None = None  # of the host, to enqueue a step on idle devices; None if that blocks
 
 

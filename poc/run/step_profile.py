@@ -40,7 +40,7 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
     synchronises = run.synchronises and not isinstance(run.kvstore, NoSync)
     check_sums(session)
     _, *measured = [_round(session, batches, run.learning_rate) for _ in range(rounds)]
-    step, independent, barrier, sync, data_wait, issue = map(statistics.median, zip(*measured))
+    step, independent, barrier, sync, issue = map(statistics.median, zip(*measured))
     bus_bytes = session.gradient_bytes * 2 * (run.devices - 1) / run.devices
     return Breakdown(
         whole_step_seconds=step,
@@ -48,7 +48,6 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
         exchange_seconds=sync if synchronises else 0.0,
         bus_bytes_per_second=bus_bytes / sync if synchronises else None,
         synchronisation_seconds=barrier if run.workers > 1 else None,
-        data_seconds=data_wait,
         issue_seconds=None if run.straggler or run.emulated else issue,
     )
 
@@ -56,36 +55,34 @@ def measure(session: Session, batches: Iterator[Batch], run: Run, rounds: int) -
 def _round(session: Session, batches: Iterator[Batch], learning_rate: float) -> list[float]:
     """Return mean seconds over a window of a whole step, an independent step, and of other parts.
 
-    The parts are the wait for other workers after independent steps, the synchronisation alone, the wait for data, and
-    the call that enqueues a step.
+    The parts are the wait for other workers after independent steps, the synchronisation alone, and the call that
+    enqueues a step.
     """
-    step, waited, issue = _steps(session, batches, learning_rate)
+    step, issue = _steps(session, batches, learning_rate)
     with session.without_sync():
-        independent, _, _ = _steps(session, batches, learning_rate)
+        independent, _ = _steps(session, batches, learning_rate)
     start = time.monotonic()
     session.barrier()
     arrived = time.monotonic()
     for _ in range(_WINDOW_STEPS):
         session.all_reduce_alone()
     session.drain()
-    seconds = (step, independent, arrived - start, time.monotonic() - arrived, waited)
+    seconds = (step, independent, arrived - start, time.monotonic() - arrived)
     return [*(part / _WINDOW_STEPS for part in seconds), issue]
 
 
-def _steps(session: Session, batches: Iterator[Batch], learning_rate: float) -> tuple[float, float, float]:
-    """Return the seconds of a window of steps, of waiting for data, and of the call of the first step.
+def _steps(session: Session, batches: Iterator[Batch], learning_rate: float) -> tuple[float, float]:
+    """Return the seconds of a window of steps, and of the call of the first step.
 
     The devices are idle when that begins, so it does not wait for room in their queue.
     """
     session.barrier()
-    start, waited, first_call = time.monotonic(), 0.0, 0.0
+    start, first_call = time.monotonic(), 0.0
     for number in range(_WINDOW_STEPS):
-        request = time.monotonic()
         batch = next(batches)
         arrived = time.monotonic()
-        waited += arrived - request
         session.step(batch, learning_rate)
         if number == 0:
             first_call = time.monotonic() - arrived
     session.drain()
-    return time.monotonic() - start, waited, first_call
+    return time.monotonic() - start, first_call
