@@ -254,9 +254,11 @@ def test_sessions_normalise_by_mean_and_deviation(framework: str) -> None:
 @pytest.mark.usefixtures("own_processes")
 @both
 def test_a_model_is_counted_when_it_is_planned_and_the_answer_is_kept(
-    framework: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    framework: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(own_models, "_SILENT_SECONDS", 0.01)
     (item,) = plans(MODEL[framework], folder)
+    assert f"{MODEL[framework]} with {framework}" in capsys.readouterr().err  # it takes longer than that
     assert (item.run.framework, item.skip) == (framework, "")
     assert item.run.cost is not None
     assert (item.run.cost.parameters, item.run.cost.forward_multiply_adds) == (PARAMETERS, MULTIPLY_ADDS)
@@ -372,14 +374,15 @@ class Net(nn.Module):
         self.register_buffer("short", torch.full((2,), 0.3, dtype=torch.bfloat16))
         self.register_buffer("constant", torch.ones(1).expand(3))
         self.register_buffer("late", None)
-        self.register_buffer("sized", torch.zeros(0))
+        self.register_buffer("sized", torch.zeros(0, dtype=torch.bfloat16))
 
     def forward(self, images):
         scale = 1.0
         if self.late is None:
-            self.late, self.sized = torch.zeros(()), torch.zeros(images.shape[1])
+            self.late, self.sized = torch.zeros(()), torch.zeros(images.shape[1], dtype=torch.bfloat16)
         if self.training:
             self.late.add_(0.1)
+            self.sized.add_(0.1)
             self.mean.mul_(0.9).add_(images.detach().mean() + 1, alpha=0.1)
             scale = random.choice((0.5, 1.0)) * np.random.choice((0.5, 1.0))
         return scale * (1 + self.late) * self.last(self.norm(images * self.constant[0] - self.mean).mean(dim=(2, 3)))
@@ -727,9 +730,21 @@ def test_models_of_zoos_have_the_published_cost_and_train_a_step(model: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["gluoncv:hrnet_w18_small_v1_c", "gluoncv:darknet53"])
+def test_a_classifier_of_gluoncv_has_the_classes_of_the_run(model: str) -> None:
+    (item,) = plans(model, Path(), data=Synthetic(size=32, crop=32, classes=3), batch_per_device=2)
+    assert item.skip == ""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "nearest"),
-    [("gluoncv:resnet50_v1x", "resnet50_v1"), ("torchvision:resnet_50", "resnet50"), ("timm:resnet5O", "resnet50")],
+    [
+        ("gluoncv:resnet50_v1x", "resnet50_v1"),
+        ("gluoncv:resnet50_v1b_gn", "resnet50_v1b"),
+        ("torchvision:resnet_50", "resnet50"),
+        ("timm:resnet5O", "resnet50"),
+    ],
 )
 def test_a_typo_in_a_zoo_s_name_gets_the_nearest_name(model: str, nearest: str) -> None:
     skip_without(model)

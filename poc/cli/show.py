@@ -60,7 +60,8 @@ def select(table: pd.DataFrame, name: str) -> pd.DataFrame:
     ids = matching.run_id.unique()
     if len(ids) != 1:
         found = f"{len(ids)} runs fit" if len(ids) else "no run fits"
-        raise UserError(f"run: {found} {name!r}: {', '.join(ids[:8]) or 'rows.csv has all ids'}")
+        where = "rows.csv has all ids; a search has those of its candidates"
+        raise UserError(f"run: {found} {name!r}: {', '.join(ids[:8]) or where}")
     return matching
 
 

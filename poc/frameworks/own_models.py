@@ -179,6 +179,7 @@ def _is_of_another_framework(error: Exception, framework: str) -> bool:
     return any(packages & {*Path(frame.filename).parts} for frame in traceback.extract_tb(error.__traceback__))
 
 
+_SILENT_SECONDS = 10.0  # after which a model that is still being built is named: its function may hang
 _CHECKS = 3  # one more whenever a model is refused that was not before: costs in the cache are of accepted ones
 _inspected: dict[str, Inspected] = {}  # the answers that this process has got, by what they depend on
 
@@ -211,7 +212,11 @@ def _ask(run: Run) -> Inspected:
     """Build and count the model of `run` in a process of its framework."""
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process = processes.start(__name__, {}, python=frameworks.interpreter(run.framework), **pipes)
-    output, errors = process.communicate(json.dumps(to_plain(run)))
+    try:
+        output, errors = process.communicate(json.dumps(to_plain(run)), timeout=_SILENT_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"model: building {run.model} with {run.framework} takes long, or hangs", file=sys.stderr)
+        output, errors = process.communicate()
     if process.returncode == 0 and output:
         return from_plain(Inspected, json.loads(output.splitlines()[-1]))
     last = [processes.ended_early(process.returncode), *errors.splitlines()[-1:]]

@@ -23,7 +23,7 @@ from poc.values import UserError, suggest
 _CLASSIFIERS = (
     *("alexnet", "cifarresnet", "cifarresnext", "cifarwideresnet", "densenet", "dla", "googlenet", "hrnet"),
     *("inception", "mobilenet", "mobilenetv3", "nasnet", "residual_attentionnet", "resnest", "resnet", "resnetv1b"),
-    *("resnext", "se_resnet", "senet", "squeezenet", "vgg", "xception"),
+    *("resnext", "se_resnet", "senet", "squeezenet", "vgg", "xception", "yolo.darknet"),
 )
 """Modules of GluonCV's model zoo that have classifiers, and no other kind of model."""
 
@@ -41,12 +41,13 @@ def _from_gluoncv(name: str, run: Run) -> Any:
     """Return a classifier of GluonCV for the classes of `run`, without auxiliary outputs."""
     modules = [gluoncv(each) for each in _CLASSIFIERS]
     file = metadata.distribution("gluoncv").locate_file("gluoncv/model_zoo/model_zoo.py")
-    pairs = re.findall(r"^    '([^']+)' *: (\w+)", file.read_text(), re.MULTILINE)
+    # Not those for segmentation, nor those whose group norm, in Python, cannot be in a graph.
+    pairs = re.findall(r"^    '([^']+)(?<!_s)(?<!_gn)' *: (\w+)", file.read_text(), re.MULTILINE)
     zoo = {key: getattr(module, function) for key, function in pairs for module in modules if hasattr(module, function)}
     if name not in zoo:
         raise UserError(f"gluoncv has no classifier {name!r}; {suggest(name, zoo)}")
     options = {"googlenet": {"aux_logits": False}, "resnest": {"input_size": run.data.crop}}
-    options.update(nasnet={"use_aux": False})
+    options.update(nasnet={"use_aux": False}, hrnet={"num_classes": run.data.classes})
     of_family = next((each for family, each in options.items() if name.startswith(family)), {})
     return zoo[name](classes=run.data.classes, **of_family)
 

@@ -410,7 +410,7 @@ class TorchSession(Session):
             saved, tensor = torch.from_numpy(np.array(array)), tensors.get(name)
             if tensor is None or tensor.shape != saved.shape:  # a buffer that the first pass made
                 path, _, leaf = name.rpartition(".")
-                setattr(self._net.get_submodule(path), leaf, saved.to(self._device))
+                setattr(self._net.get_submodule(path), leaf, saved.to(self._device, getattr(tensor, "dtype", None)))
             elif not np.array_equal(optimizers.to_array(tensor), array):  # some constants cannot be written to
                 tensor.copy_(saved)
         optimizers.load_state(self._optimizer, state)
