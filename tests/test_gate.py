@@ -254,14 +254,17 @@ def test_an_interpreter_whose_packages_were_upgraded_is_measured_anew(
     monkeypatch.setattr("poc.cli.options.HOME", tmp_path)
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
-    python, folders = tmp_path / "python", []
-    for version in ("1.0", "1.0", "1.1"):
-        python.write_text(f"#!/bin/sh\necho {version}\n")
-        python.chmod(0o755)
-        options = Options(python=[python] * 2, revisions=["HEAD"] * 2, results=tmp_path)
-        with contextlib.ExitStack() as stack:
-            folders.append(ab._sides(options, stack)[0].results)
-    assert (folders[0] == folders[1], folders[1] == folders[2]) == (True, False)
+    python = tmp_path / "python"
+    monkeypatch.setattr("sys.executable", str(python))
+    for named in ([python] * 2, []):
+        folders = []
+        for version in ("1.0", "1.0", "1.1"):
+            python.write_text(f"#!/bin/sh\necho {version}\n")
+            python.chmod(0o755)
+            options = Options(python=named, revisions=["HEAD"] * 2, results=tmp_path)
+            with contextlib.ExitStack() as stack:
+                folders.append(ab._sides(options, stack)[0].results)
+        assert (folders[0] == folders[1], folders[1] == folders[2]) == (True, False)
 
 
 @pytest.mark.slow

@@ -78,10 +78,11 @@ def _sides(options: Options, stack: contextlib.ExitStack) -> list[_Side]:
     if len(pythons) != 2 or not all(map(shutil.which, pythons)):
         raise UserError(f"--python: {', '.join(map(str, pythons))} is not allowed; give two interpreters")
     commits = [_commit(revision) for revision in options.revisions]
-    # After an upgrade of its packages an interpreter has no results yet.
-    script = "import importlib.metadata as m; print(sorted((each.name, each.version) for each in m.distributions()))"
-    packages = [subprocess.run([python, "-I", "-c", script], capture_output=True).stdout for python in options.python]
-    names = [os.fsencode(python) + installed for python, installed in zip(options.python, packages)]
+    # After an upgrade of its packages, or of those in a framework's own environment, an interpreter has no results yet.
+    script = "import glob, importlib.metadata as m, sys; own = sys.prefix + '/../.venv-*/lib/python*/site-packages'; "
+    script += "print(sorted((each.name, each.version) for each in m.distributions(path=sys.path + glob.glob(own))))"
+    packages = [subprocess.run([python, "-I", "-c", script], capture_output=True).stdout for python in pythons]
+    names = [os.fsencode(python) + installed for python, installed in zip(pythons, packages)]
     suffixes = [hashlib.sha256(name).hexdigest()[:6] for name in names]
     folder, sides = options.results / "ab" / "-".join([*commits, *suffixes]), []
     for side, commit, python in zip("AB", commits, pythons):
