@@ -157,7 +157,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
         ("run quick --checkpoints /dev/null/x", "--checkpoints"),
         ("report --target 0", "--target"),
         ("advise images.py --steps 3", "--steps"),
-        ("run quick --patience 1e999", "--patience"),
+        ("run quick --patience 1e999", "finite"),
         ("run quick --hours many", "--hours"),
         ("run quick --data nowhere", "--data: "),
         ("advise images.py --data empty --results out", "CIFAR-10"),

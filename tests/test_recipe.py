@@ -243,6 +243,8 @@ def test_an_id_names_what_is_computed_and_nothing_else() -> None:
     (number,), (rule,), (other,) = (planned(**fields, lr=lr) for lr in (0.2, Linear(base=0.05, per=128), 0.1))
     assert number.run.id == rule.run.id != other.run.id
     assert number.run.lr_rule != rule.run.lr_rule
+    # Nor does the order of drops.
+    assert Steps(at=[0.75, 0.5]) == Steps(at=[0.5, 0.75])
     # Options at their default do not count: a field that is added later renames no run.
     options = set(json.loads(rule.run.fingerprint()))
     assert not options & {"optimizer", "kvstore", "compile", "layout", "dtype", "graphs"}

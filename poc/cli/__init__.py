@@ -96,7 +96,7 @@ def _number(kind: Any) -> Callable[[str], Any]:
 
     def read(text: str) -> Any:
         try:
-            return pydantic.TypeAdapter(kind).validate_strings(text)
+            return pydantic.TypeAdapter(kind, config={"allow_inf_nan": False}).validate_strings(text)
         except pydantic.ValidationError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is not allowed; {allowed(error.errors())}") from None
 

@@ -19,15 +19,15 @@ DECAYS: dict[str, Callable[[float], float]] = {
 }
 """Share of the full learning rate by progress, from 0 at the end of the warm-up to 1."""
 _MOST_CANDIDATES = 1_000
+_Fraction = Annotated[float, pydantic.Strict(), Gt(0), Lt(1)]
+_ASCENDING = pydantic.AfterValidator(lambda numbers: tuple(sorted(numbers)))
 
 
 @configuration
 class Steps:
     """A learning rate that drops by `factor` at some points of the training."""
 
-    at: Annotated[
-        tuple[Annotated[float, pydantic.Strict(), Gt(0), Lt(1)], ...], Len(1), pydantic.BeforeValidator(as_list)
-    ]
+    at: Annotated[tuple[_Fraction, ...], Len(1), pydantic.BeforeValidator(as_list), _ASCENDING]
     """Fractions of the training, warm-up included: 0.5 is half of it."""
     factor: Positive = 0.1
 

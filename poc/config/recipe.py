@@ -204,7 +204,7 @@ class Setting(Training):
                 dataclasses.replace(self, lr=rate, data=with_validation_split(self.data)).check_schedule()
             return
         schedule = self.schedule
-        drops = sorted(math.ceil(point * schedule.steps) for point in schedule.decay_at)
+        drops = [math.ceil(point * schedule.steps) for point in schedule.decay_at]
         if schedule.warmup_steps and schedule.warmup_from > schedule.learning_rate:
             full = f"{schedule.learning_rate:g}, the learning rate at a global batch of {self.global_batch}"
             raise invalid(f"lr: {type(self.lr).__name__}.warmup_from", schedule.warmup_from, f"use at most {full}")
