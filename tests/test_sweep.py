@@ -147,7 +147,8 @@ def test_a_plan_is_summed_up_by_recipe_and_a_run_of_two_counts_once(tmp_path: Pa
     skipped = dataclasses.replace(planned(9.0, lr=0.03), skip="why")
     recorded(tmp_path, dataclasses.replace(record_of(outcome=DIVERGED, infrastructure="here"), run=one.run))
     # What another recipe runs is not skipped.
-    plans = {"a": [one, two], "b": [two, skipped], "c": [dataclasses.replace(two, skip="why not")]}
+    same = dataclasses.replace(two, run=dataclasses.replace(two.run, lr_rule="linear"))
+    plans = {"a": [one, two], "b": [same, skipped], "c": [dataclasses.replace(two, skip="why not")]}
     lines = sweep_of(tmp_path, *(of_recipe(name, each) for name, runs in plans.items() for each in runs)).lines()
     assert workload.skipped(lines) == {"why": 1}
     assert workload.totals(lines) == {"runs": 2, "done": 1, "seconds": 3600.0}

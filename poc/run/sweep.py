@@ -86,6 +86,7 @@ class Sweep:
                 id=planned.run.id,
                 run=str(planned),
                 images=planned.run.data.key,
+                repeat=planned.repeat,
                 global_batch=planned.run.global_batch,
                 seconds=self.seconds(planned),
                 epochs=sum(search.most_epochs(planned.searched)[::2]) if planned.searched else 0,

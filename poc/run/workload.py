@@ -25,6 +25,7 @@ class Line:
     skipped: str  # why it does not run on this machine; else empty
     framework: str  # its name, and why it was chosen
     images: str = ""  # the key of its data set
+    repeat: int = 1
     epochs: int = 0  # of a search for a learning rate, at most
 
 
@@ -37,10 +38,11 @@ def totals(lines: Iterable[Line]) -> dict[str, Any]:
 
 def _distinct(lines: Iterable[Line]) -> list[Line]:
     """Return each run that is not skipped once; one of two recipes counts with the first."""
-    runs: dict[tuple[str, str, str], Line] = {}
+    runs: dict[tuple[Any, ...], Line] = {}
     for line in lines:
         if not line.skipped:
-            runs.setdefault((line.id, line.run, line.images), line)
+            # A run's text has the rule of its learning rate, too, which recipes may differ in.
+            runs.setdefault((line.id, line.images, line.repeat, line.epochs and line.run), line)
     return list(runs.values())
 
 
