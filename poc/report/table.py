@@ -89,7 +89,8 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    table[_TEXTS] = table[_TEXTS].fillna("").astype(str)
+    # A column without any value is one of numbers, which pandas 4 will not fill with text.
+    table[_TEXTS] = table[_TEXTS].astype(object).fillna("").astype(str)
     table[_FLAGS] = table[_FLAGS].eq(True)
     table[[*NUMBERS]] = table[[*NUMBERS]].astype(float)
     return table.copy()  # its columns side by side in memory, else each selection of rows is slow
