@@ -331,7 +331,7 @@ def test_a_command_ends_if_its_code_or_packages_change(
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_text("Name: numpy\nVersion: 0\n")
     with pytest.raises(UserError, match="changed"):
-        sweep.do(sweep.plan[1], training)
+        sweep.do(sweep.plan[1])
     assert sweep_of(tmp_path, *sweep.plan).do(sweep.plan[1], training)
 
 

@@ -57,7 +57,8 @@ class RunContext:
     until: float = math.inf  # when a run is interrupted, on the monotonic clock
     settled: collections.Counter[tuple[str, DataId]] = dataclasses.field(default_factory=collections.Counter)
     """Number of repeats in the journal that came to an end, by id of the run and its images."""
-    software: dict[str, Any] | None = None  # of each framework on a remote machine, from `software`; None on this one
+    software: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of frameworks on the machine, from `software`, when it was planned; of others it is what is on this one now."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -66,7 +67,7 @@ class RunContext:
 
     def software_of(self, framework: str) -> dict[str, Any]:
         """Return the fields of a record that describe code and environment of the machine."""
-        return self.software[framework] if self.software else software(framework)
+        return self.software.get(framework) or software(framework)
 
     def conditions_of(self, run: Run) -> dict[str, Any]:
         """Return what must be the same for `run` to continue from a checkpoint."""
@@ -121,7 +122,10 @@ class Launcher(Protocol):
     """Do runs on this host (`LocalLauncher`), or on others of one node type (`poc.cluster.launcher.RayLauncher`)."""
 
     def steps(self, run: Run, conditions: dict[str, Any]) -> set[tuple[int, str]]:
-        """Return the steps after which every worker has a complete checkpoint, as `poc.run.checkpoint.steps`."""
+        """Return the steps after which every worker has a complete checkpoint, as `poc.run.checkpoint.steps`.
+
+        Raises UserError if code or packages are no longer those of the `conditions`.
+        """
 
     def attempt(self, run: Run, request: dict[str, Any]) -> tuple[list[HostResult], str]:
         """Train `run` once, each worker by `request`; return each host's result, and why the run failed, if it did."""
@@ -168,6 +172,9 @@ class LocalLauncher:
         self._helpers: dict[str, subprocess.Popen[str]] = {}
 
     def steps(self, run: Run, conditions: dict[str, Any], workers: Iterable[int] | None = None) -> set[tuple[int, str]]:
+        now = dataclasses.replace(self._context, software={}).conditions_of(run)
+        if now["versions"] != conditions["versions"]:  # workers would use the new ones, and this process has the old
+            raise UserError("code or packages changed during this command; start it again")
         return checkpoint.steps(self._context.checkpoints_of(run), workers or range(run.workers), conditions)
 
     def open(self, run: Run, addresses: Sequence[str] = ("127.0.0.1",)) -> tuple[dict[str, str], ...]:

@@ -47,12 +47,9 @@ class Sweep:
         searched = [candidates for planned in to_run for candidates in planned.searched]
         runs = [*itertools.chain([planned.run for planned in to_run], *searched)]
         self._details = varied(runs)
-        self._versions = {name: self._versions_of(name) for name in {run.framework for run in runs}}
+        software = {name: self.context.software_of(name) for name in {run.framework for run in runs}}
+        self.context = dataclasses.replace(self.context, software={**self.context.software, **software})
         self.use(self.context.images)
-
-    def _versions_of(self, framework: str) -> dict[str, str]:
-        """Return the versions of the code and the packages that a run would use now."""
-        return dict(self.context.software_of(framework)["versions"])
 
     def use(self, images: Mapping[str, DataId]) -> None:
         """Read the journal, and set the data sets of the runs (`RunContext.images`), which decide what in it is done.
@@ -181,9 +178,6 @@ class Sweep:
         if key in self.failed:  # it may have hung, and would again
             self.say(f"{title}: not tried again: it failed before in this command", detail=True)
             return self.failed[key]
-        versions = self._versions_of(run.framework)
-        if versions != self._versions.setdefault(run.framework, versions):  # this process has the old ones
-            raise UserError("code or packages changed during this command; start it again")
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
         # In a file there is no bar: if all of a container is killed for memory, this is what shows by which run.
