@@ -40,11 +40,11 @@ class FakeRay:
         self._actors: dict[int, Actor] = {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        common = {"NodeManagerAddress": "127.0.0.1", "Labels": {"infrastructure": "pair"}, "Resources": {"CPU": 1}}
+        common = {"Alive": True, "Labels": {"infrastructure": "pair"}, "Resources": {"CPU": 1}}
         numbers = range(len(self._machines))
         listed = [number for number in numbers if number not in self._actors or self._actors[number].is_listed]
         names = [{"NodeID": f"{number:056x}", "NodeManagerHostname": f"node{number}"} for number in listed]
-        return [{**common, **name, "Alive": True} for name in names]
+        return [{**common, **name, "NodeManagerAddress": f"127.0.1.{number}"} for number, name in zip(listed, names)]
 
     def remote(self, *, scheduling_strategy: Any, **_: Any) -> Any:
         number = int(scheduling_strategy.node_id, 16)

@@ -24,8 +24,7 @@ from poc.config.datasets import DataId
 from poc.host.hardware import GPU
 from poc.host.processes import ended_early
 from poc.plan import Planned
-from poc.published import prices
-from poc.records import journal, last_run
+from poc.records import journal, last_run, provenance
 from poc.records.record import COMPLETED, FAILED, Record
 from poc.run import checkpoint, schedule
 from poc.run.launcher import HostResult
@@ -276,7 +275,6 @@ def swept(
             only=None,
             plan_options={},
             sweep_options={},
-            prices=prices.load({}),
             note=lambda current: sweeps.__setitem__(slice(None), current),
         ).run()
     return sweeps
@@ -387,6 +385,35 @@ def test_of_two_hosts_a_kill_is_blamed_first_and_an_abort_is_not(later: int, bla
     assert reason.startswith(f"{blamed}: ")
 
 
+def test_a_machine_on_which_ray_was_started_twice_is_not_two_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.fake_ray import FakeRay
+
+    nodes = FakeRay.nodes
+    same = {"NodeManagerAddress": "127.0.0.1"}
+    monkeypatch.setattr(FakeRay, "nodes", lambda self: [{**entry, **same} for entry in nodes(self)])
+    (sweep,) = swept(tmp_path, [dataclasses.replace(MACHINE, cores=1)] * 2, {**TWO_WORKERS, "cores_per_worker": 1})
+    assert skipped(sweep.lines()) == {"needs 2 cores, this machine has 1": 1}
+
+
+def test_the_images_of_nodes_that_have_none_are_synthetic_and_their_code_may_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from poc.cluster.launcher import Supervisor
+
+    def planned(self: Any, *words: Any, **options: Any) -> Any:
+        monkeypatch.setattr(provenance, "code_hash", lambda: "another")  # from now on
+        return plan(self, *words, **options)
+
+    plan = Supervisor.plan
+    monkeypatch.setattr(Supervisor, "plan", planned)
+    monkeypatch.setattr(data, "identify", lambda specs, **_: {"images": DataId("synthetic")})
+    with pytest.raises(UserError, match=r"^node0 .*: code or packages changed"):
+        swept(tmp_path, [MACHINE], {})
+    assert "SYNTHETIC" in capsys.readouterr().err
+
+
 def test_runs_of_several_hosts_are_not_skipped_with_other_cores_on_one(tmp_path: Path) -> None:
     machine = dataclasses.replace(MACHINE, cores=2)  # three workers have a core each of one host, two each of three
     one, three = swept(tmp_path, [machine] * 3, {"devices": 3, "workers": 3, "kvstore": "dist_sync"}, until=0.0)
@@ -415,7 +442,7 @@ def test_a_candidate_of_a_search_and_the_same_run_of_a_grid_are_never_trained_at
 def test_a_round_stays_on_its_node_when_others_join_or_are_lost(tmp_path: Path) -> None:
     from poc.cluster import scheduler
 
-    made = scheduler.Cluster([], tmp_path, place_in(tmp_path), None, {}, {}, prices.load({}), lambda sweeps: None)
+    made = scheduler.Cluster([], tmp_path, place_in(tmp_path), None, {}, {}, lambda sweeps: None)
 
     def node_of(round_number: int) -> Any:
         (node,) = made._reserve("pair", 1, round_number)

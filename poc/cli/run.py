@@ -101,7 +101,6 @@ def _run_on_cluster(options: Options, began: float) -> tuple[Sequence[str], Pric
         only=options.only,
         plan_options=options.plan_options,
         sweep_options=_sweep_options(options, started, [name for name, _ in recipes]),
-        prices=known_prices,
         note=note,
     )
     return cluster.run(), known_prices

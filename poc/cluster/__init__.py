@@ -13,9 +13,8 @@ def connect(address: str, *, verbose: bool) -> None:
     options: dict[str, Any] = {}
     if address == "local":
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         # The monitor would end the node's actor where memory runs out, and the run would be lost with its node.
-        options["_system_config"] = {"memory_monitor_refresh_ms": 0, "worker_niceness": 0}
+        options = {"include_dashboard": False, "_system_config": {"memory_monitor_refresh_ms": 0, "worker_niceness": 0}}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from poc.config.recipe import Recipe
 from poc.host.environment import POC
 from poc.host.hardware import Hardware
 from poc.plan import Planned, select
-from poc.published.prices import Prices
+from poc.published import prices
 from poc.records import journal
 from poc.run import schedule
 from poc.run.launcher import RunContext
@@ -56,7 +55,6 @@ class Cluster:
     only: list[str] | None
     plan_options: Mapping[str, bool]
     sweep_options: Mapping[str, Any]
-    prices: Prices
     note: Callable[[Sequence[Sweep]], object]  # is called with all sweeps whenever there is a new one, and at the end
 
     def __post_init__(self) -> None:
@@ -103,13 +101,15 @@ class Cluster:
         return failed
 
     def _new_nodes(self, seconds: float) -> list[Node]:
-        """Return the nodes that have joined; one that another command has reserved joins when that releases it."""
-        entries = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
+        """Return the nodes with a CPU that have joined; one that another command has reserved joins when it is free."""
+        entries = {each["NodeID"]: each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")}
         for node in self._nodes:
             if entries.pop(node.id, None) is None and not node.lost:
                 node.give_up("Ray no longer lists it")
-        started = [Node(entry) for entry in entries.values() if entry["Resources"].get("CPU")]  # others only drive
-        self._nodes = sorted(self._nodes + started, key=lambda node: node.name)
+        # Where Ray was started twice, a machine has two nodes, each with all of its CPUs and GPUs.
+        known = {node.address for node in self._nodes if not node.lost}
+        started = {address: each for each in entries.values() if (address := each["NodeManagerAddress"]) not in known}
+        self._nodes = sorted([*self._nodes, *map(Node, started.values())], key=lambda node: node.name)
         joining = {node.description: node for node in self._nodes if not (node.type or node.lost)}
         described = ray.wait([*joining], num_returns=len(joining), timeout=seconds)[0]
         return [node for reference, node in joining.items() if reference in described]
@@ -148,25 +148,26 @@ class Cluster:
         keys = {_key(item) for sweep in smaller for item in sweep.plan if not item.skip}
         planned = [item for item in planned if _key(item) not in keys]
         if hosts > 1:  # a run with one worker is never theirs, even if a node with less memory skipped it
-            runs = [(item, itertools.chain([item.run], *item.searched)) for item in planned if not item.skip]
-            planned = [item for item, of_item in runs if all(run.workers > 1 for run in of_item)]
+            several = (item for item in planned if not item.skip and item.run.workers > 1)
+            planned = [item for item in several if all(run.workers > 1 for runs in item.searched for run in runs)]
         if not planned or hosts in [sweep.hosts for sweep in smaller]:
             return
         keys = {*map(_key, planned)}
         for sweep in smaller:  # what is done now was skipped there only
             sweep.plan = [item for item in sweep.plan if _key(item) not in keys]
         name = node.type if hosts == 1 else f"{hosts} hosts, each {node.type}"
-        machine = from_plain(Hardware, {**node.description["machine"], "hosts": hosts})
-        context = dataclasses.replace(
-            self.context, machine=machine, infrastructure=name, software=node.description["software"], images=images
-        )
+        hardware, software = node.description["machine"], node.description["software"]
+        machine = from_plain(Hardware, {**hardware, "hosts": hosts})
+        context = dataclasses.replace(self.context, machine=machine, infrastructure=name, software=software)
         options: dict[str, Any] = {"prefix": f"{name}: ", "node_type": node.type, "hosts": hosts, **self.sweep_options}
         sweep = HostSweep(planned, self.results, context, **options)
         self._claims.enter_context(journal.claimed(sweep.path))
         sweep.use(images)
-        price = self.prices.of(node.type, node.description["versions"]["hardware"])
+        price = prices.load({}).of(node.type, node.description["versions"]["hardware"])
         total, option = hosts * price.dollars_per_hour if price else None, f'{POC} report --price "{node.type}=DOLLARS"'
         sweep.say(f"\n{summary(sweep.lines(), total, option)}\n")
+        if not all(each.checksum for each in images.values()):  # the nodes' own warnings are in Ray's logs
+            sweep.say("WARNING: training on SYNTHETIC images; give --data, or set POC_DATA where Ray is started\n")
         for item in [item for item in sweep.plan if item.skip]:
             sweep.do(item)
         # Rounds of repeats, so that those of different runs are close in time; the longest run of a round first.
