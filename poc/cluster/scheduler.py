@@ -107,8 +107,8 @@ class Cluster:
             if entries.pop(node.id, None) is None and not node.lost:
                 node.give_up("Ray no longer lists it")
         # Where Ray was started twice, a machine has two nodes, each with all of its CPUs and GPUs.
-        known = {node.address for node in self._nodes if not node.lost}
-        started = {address: each for each in entries.values() if (address := each["NodeManagerAddress"]) not in known}
+        in_use = {node.address for node in self._nodes if not node.lost}
+        started = {address: each for each in entries.values() if (address := each["NodeManagerAddress"]) not in in_use}
         self._nodes = sorted([*self._nodes, *map(Node, started.values())], key=lambda node: node.name)
         joining = {node.description: node for node in self._nodes if not (node.type or node.lost)}
         described = ray.wait([*joining], num_returns=len(joining), timeout=seconds)[0]
@@ -148,8 +148,8 @@ class Cluster:
         keys = {_key(item) for sweep in smaller for item in sweep.plan if not item.skip}
         planned = [item for item in planned if _key(item) not in keys]
         if hosts > 1:  # a run with one worker is never theirs, even if a node with less memory skipped it
-            several = (item for item in planned if not item.skip and item.run.workers > 1)
-            planned = [item for item in several if all(run.workers > 1 for runs in item.searched for run in runs)]
+            joined = (item for item in planned if not item.skip and item.run.workers > 1)
+            planned = [item for item in joined if all(run.workers > 1 for runs in item.searched for run in runs)]
         if not planned or hosts in [sweep.hosts for sweep in smaller]:
             return
         keys = {*map(_key, planned)}

@@ -69,7 +69,9 @@ class HorovodSession(DistributedSession):
             resolved = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
             is_same = address.startswith("127.") or processes.interface(resolved) == interface
         if not is_same:
-            raise OSError(f"host name {name} resolves to {resolved}, and Horovod needs {address} (/etc/hosts)")
+            # `poc publish` leaves out a host that is named so.
+            reason = f"Horovod needs this address, but its name resolves to {resolved} (/etc/hosts)"
+            raise OSError(f"host {name} ({address}): {reason}")
         import horovod.mxnet  # optional: only for runs with this kvstore
 
         if self._run.kind == "gpu" and not horovod.mxnet.nccl_built():
