@@ -254,6 +254,7 @@ class Training:
         """Batches of the test set that were read up to the end of each run."""
         self.forgotten: set[str] = set()
         self.fate = fate
+        self.occupied = ""
         self._reads = Counter() if reads is None else reads
 
     def steps(self, run: Run, conditions: Any) -> set[tuple[int, str]]:
@@ -277,11 +278,11 @@ class Training:
         fields = dict(outcome=outcome, reason=reason, dataset=dataset.name, data_checksum=dataset.checksum, wall=1.0)
         result = from_plain(WorkerResult, {**fields, "evaluations": [evaluation], "windows": [window]})
         use = dict(usable_cores=2, others_busy_cores=0.0, stolen_cores=0.0)
-        host = HostResult(workers=(result,), failure=None, interrupted=False, monitor=None, core_use=use)
-        return [host], reason if outcome == FAILED else ""
+        fields = dict(failure=None, interrupted=False, monitor=None, core_use=use, occupied=self.occupied)
+        return [HostResult(workers=(result,), **fields)], reason if outcome == FAILED else ""
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def test_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Replace CIFAR-10 by a few images, and count the batches that are read of its test set."""
     reads: Counter[str] = Counter()
@@ -300,6 +301,13 @@ def test_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def sweep_in(folder: Path, **fields: Any) -> Sweep:
     return Sweep(searched(**{**FIELDS, **fields}), folder / "results", place_in(folder))
+
+
+def done_in(folder: Path, fate: Any = lambda run: (COMPLETED, ""), **fields: Any) -> tuple[Sweep, Training]:
+    """Do what a search at one global batch has left; return its sweep and what was trained."""
+    sweep, training = sweep_in(folder, **{"batch_per_device": 128, **fields}), Training(fate)
+    assert sweep.do(sweep.plan[0], training)
+    return sweep, training
 
 
 def test_the_test_set_is_read_for_the_chosen_rates_only(tmp_path: Path, test_reads: Counter[str]) -> None:
@@ -327,9 +335,7 @@ def test_on_a_slower_machine_than_planned_a_search_takes_longer_and_its_starts_d
     assert sweep.seconds(sweep.plan[0]) == pytest.approx(starts + 3 * (sweep.plan[0].seconds - starts))
 
 
-def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
-    tmp_path: Path, test_reads: Counter[str]
-) -> None:
+def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(tmp_path: Path) -> None:
     whole = Training()
     sweep = sweep_in(tmp_path / "whole")
     sweep.do(sweep.plan[0], whole)
@@ -355,17 +361,14 @@ def test_a_search_that_is_cut_off_after_any_run_continues_with_the_next_one(
     assert len({*left}) == len(left)
 
 
-def test_a_search_of_other_rates_replaces_what_an_earlier_one_chose(tmp_path: Path, test_reads: Counter[str]) -> None:
+def test_a_search_of_other_rates_replaces_what_an_earlier_one_chose(tmp_path: Path) -> None:
     for high, chosen in ((0.025, 0.025), (0.8, 0.05)):
-        sweep = sweep_in(tmp_path, batch_per_device=128, lr=Search(low=0.0125, high=high))
-        sweep.do(sweep.plan[0], Training())
+        sweep, _ = done_in(tmp_path, lr=Search(low=0.0125, high=high))
         table = build(*journal.read([sweep.path]))
         assert [*table.lr[table.chosen & (table.accuracy_on == "test set")]] == [chosen]
 
 
-def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
-    tmp_path: Path, test_reads: Counter[str]
-) -> None:
+def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(tmp_path: Path) -> None:
     failing = {0.1}
 
     def fate(run: Run) -> tuple[str, str]:
@@ -373,9 +376,7 @@ def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
 
     left = []
     for _ in range(3):
-        training = Training(fate)
-        sweep = sweep_in(tmp_path, batch_per_device=128)
-        assert sweep.do(sweep.plan[0], training)
+        sweep, training = done_in(tmp_path, fate)
         tried = sum(run.search is not None and run.learning_rate in failing for run in training.runs)
         left.append((tried, len(sweep.failed), len(sweep.pending(sweep.plan))))
         time.sleep(1)  # records of a run that start in the same second are the same one
@@ -384,34 +385,25 @@ def test_a_failed_candidate_is_tried_once_more_and_without_limit_if_all_fail(
     # If all fail there is nothing to choose from: the next command tries again.
     failing |= {0.2, 0.4, 0.8}
     for outcomes in (4, 4):
-        training = Training(fate)
-        sweep = sweep_in(tmp_path / "all", batch_per_device=128)
-        sweep.do(sweep.plan[0], training)
+        sweep, training = done_in(tmp_path / "all", fate)
         assert (len(training.runs), len(sweep.failed), len(sweep.pending(sweep.plan))) == (outcomes, 4, 1)
     failing.clear()
-    sweep = sweep_in(tmp_path / "all", batch_per_device=128)
-    sweep.do(sweep.plan[0], Training(fate))
+    sweep, _ = done_in(tmp_path / "all", fate)
     assert sweep.pending(sweep.plan) == []
 
 
-def test_nothing_is_chosen_while_failed_whole_trainings_are_to_be_tried_again(
-    tmp_path: Path, test_reads: Counter[str]
-) -> None:
+def test_nothing_is_chosen_while_failed_whole_trainings_are_to_be_tried_again(tmp_path: Path) -> None:
     for is_tested, failing in ((False, {0.05, 0.1}), (True, set[float]())):  # the two that promise most
-        training = Training(
-            lambda run, failing=failing: (
-                (FAILED, "why") if not run.pause_after and run.learning_rate in failing else (COMPLETED, "")
-            )
-        )
-        sweep = sweep_in(tmp_path, batch_per_device=128, lr=Search(low=0.0125, high=0.8))
-        assert sweep.do(sweep.plan[0], training)
+
+        def fate(run: Run, failing: Any = failing) -> tuple[str, str]:
+            return (FAILED, "why") if not run.pause_after and run.learning_rate in failing else (COMPLETED, "")
+
+        sweep, training = done_in(tmp_path, fate, lr=Search(low=0.0125, high=0.8))
         assert any(not run.search for run in training.runs) == is_tested
         assert len(sweep.pending(sweep.plan)) == (not is_tested)
 
 
-def test_where_two_candidates_of_a_batch_do_not_fit_the_others_are_not_tried(
-    tmp_path: Path, test_reads: Counter[str]
-) -> None:
+def test_where_two_candidates_of_a_batch_do_not_fit_the_others_are_not_tried(tmp_path: Path) -> None:
     def fate(run: Run) -> tuple[str, str]:
         too_large = run.global_batch == 512 or run.learning_rate in (0.2, 0.4)  # beside others that fit
         return (OUT_OF_MEMORY, "") if too_large else (COMPLETED, "")
@@ -424,17 +416,13 @@ def test_where_two_candidates_of_a_batch_do_not_fit_the_others_are_not_tried(
     assert again.pending(again.plan) == []
 
 
-def test_checkpoints_go_also_if_every_whole_training_diverges(tmp_path: Path, test_reads: Counter[str]) -> None:
-    training = Training(lambda run: (COMPLETED if run.pause_after else DIVERGED, "nan"))
-    sweep = sweep_in(tmp_path, batch_per_device=128)
-    assert sweep.do(sweep.plan[0], training)
+def test_checkpoints_go_also_if_every_whole_training_diverges(tmp_path: Path) -> None:
+    sweep, training = done_in(tmp_path, lambda run: (COMPLETED if run.pause_after else DIVERGED, "nan"))
     assert sweep.pending(sweep.plan) == []
     assert len(training.forgotten) == 4
 
 
-def test_a_bound_ends_a_search_between_its_runs_and_a_repeated_rung_begins_with_the_first_step(
-    tmp_path: Path, test_reads: Counter[str]
-) -> None:
+def test_a_bound_ends_a_search_between_its_runs_and_a_repeated_rung_begins_with_the_first_step(tmp_path: Path) -> None:
     for is_repeated in (False, True):
         sweep, training, fits = sweep_in(tmp_path, batch_per_device=128), Training(), iter([True] * 4 + [False])
         sweep.since = last_run.now() if is_repeated else ""
@@ -445,9 +433,8 @@ def test_a_bound_ends_a_search_between_its_runs_and_a_repeated_rung_begins_with_
         time.sleep(1)
 
 
-def test_a_failure_after_a_completed_repeat_changes_no_choice(tmp_path: Path, test_reads: Counter[str]) -> None:
-    sweep = sweep_in(tmp_path, batch_per_device=128)
-    sweep.do(sweep.plan[0], Training())
+def test_a_failure_after_a_completed_repeat_changes_no_choice(tmp_path: Path) -> None:
+    sweep, _ = done_in(tmp_path)
     completed = journal.read([sweep.path])
     for record in completed:
         journal.append(sweep.path, dataclasses.replace(record, outcome=FAILED, reason="why", evaluations=()))
@@ -457,23 +444,20 @@ def test_a_failure_after_a_completed_repeat_changes_no_choice(tmp_path: Path, te
     assert {*after.run_id[after.chosen]} == {*before.run_id[before.chosen]} != set()
 
 
-def test_no_repeat_continues_from_a_checkpoint_of_a_search_that_is_over(
-    tmp_path: Path, test_reads: Counter[str]
-) -> None:
+def test_no_repeat_continues_from_a_checkpoint_of_a_search_that_is_over(tmp_path: Path) -> None:
     grid = {"lr": [0.1, 0.2, 0.4, 0.8], "data": dataclasses.replace(CIFAR, validate_on="held-out")}
     planned = searched(**{**FIELDS, **grid, "batch_per_device": 128})
     sweep = Sweep(planned, tmp_path / "results", place_in(tmp_path))
     for item in sweep.plan:
         sweep.do(item, Training())
-    sweep, training = sweep_in(tmp_path, batch_per_device=128), Training()
-    sweep.do(sweep.plan[0], training)
+    _, training = done_in(tmp_path)
     candidates = {dataclasses.replace(run, pause_after=None).id for run in training.runs if run.search}
     assert len(candidates) == 4
     assert candidates <= training.forgotten
 
 
 def test_the_checkpoint_of_a_recorded_run_goes_before_a_message_fails(
-    tmp_path: Path, test_reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(text: str, detail: bool = False) -> None:
         if ": about " not in text:  # it has started
@@ -486,9 +470,7 @@ def test_the_checkpoint_of_a_recorded_run_goes_before_a_message_fails(
     assert training.forgotten == {training.runs[0].id}
 
 
-def test_in_a_file_it_is_said_which_run_starts(
-    tmp_path: Path, test_reads: Counter[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_a_file_it_is_said_which_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fate(run: Run) -> tuple[str, str]:
         assert f"[{run.id}]" in capsys.readouterr().err
         return COMPLETED, ""
@@ -498,13 +480,10 @@ def test_in_a_file_it_is_said_which_run_starts(
 
 
 @pytest.mark.parametrize("reason", [INTERRUPTED, f"host node1 (1.2.3.4){LOST}gone)"])
-def test_a_candidate_that_was_cut_off_has_no_result(reason: str, tmp_path: Path, test_reads: Counter[str]) -> None:
-    training = Training(lambda run: (FAILED, reason) if run.learning_rate == 0.2 else (COMPLETED, ""))
-    sweep = sweep_in(tmp_path, batch_per_device=128)
-    sweep.do(sweep.plan[0], training)
+def test_a_candidate_that_was_cut_off_has_no_result(reason: str, tmp_path: Path) -> None:
+    _, training = done_in(tmp_path, lambda run: (FAILED, reason) if run.learning_rate == 0.2 else (COMPLETED, ""))
     assert {run.pause_after for run in training.runs} == {1}  # no rung was decided
-    sweep, training = sweep_in(tmp_path, batch_per_device=128), Training()
-    sweep.do(sweep.plan[0], training)
+    sweep, training = done_in(tmp_path)
     assert (training.runs[0].learning_rate, training.runs[0].pause_after) == (0.2, 1)
     assert sweep.pending(sweep.plan) == []
 

@@ -16,14 +16,13 @@ from poc import Folder, Recipe, Search, frameworks, published
 from poc.cli.options import Options
 from poc.cli.run import write_last_run
 from poc.config.datasets import DataId
-from poc.config.run import Run
 from poc.host.hardware import Hardware
 from poc.plan import START_SECONDS, Planned, plan, training_seconds
 from poc.published import prices
 from poc.records import journal, last_run
-from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record, WorkerResult
+from poc.records.record import COMPLETED, DIVERGED, FAILED, OUT_OF_MEMORY, Record
 from poc.run import checkpoint, schedule, workload
-from poc.run.launcher import HostResult, LocalLauncher
+from poc.run.launcher import LocalLauncher
 from poc.run.schedule import DoneRepeats, RuntimeEstimator
 from poc.run.sweep import Sweep, run_sweep
 from poc.values import UserError
@@ -198,21 +197,16 @@ def test_the_largest_batch_is_done_if_the_next_larger_one_does_not_fit(
 
 
 def test_where_others_used_the_memory_a_smaller_batch_is_done_and_the_larger_one_tried_again(tmp_path: Path) -> None:
-    def attempt(run: Run, _: Any) -> tuple[list[HostResult], str]:
-        worker = WorkerResult(outcome=OUT_OF_MEMORY if run == LARGEST[0] else COMPLETED, wall=1.0)
-        use = {"usable_cores": 2, "others_busy_cores": 0.0, "stolen_cores": 0.0}
-        fields = {"failure": None, "interrupted": False, "monitor": None, "core_use": use}
-        return [HostResult(workers=(worker,), **fields, occupied="60 GiB of GPU 0")], ""
-
-    launcher = mock.Mock(**{"steps.return_value": set(), "attempt.side_effect": attempt})
+    training = Training(lambda run: (OUT_OF_MEMORY if run == LARGEST[0] else COMPLETED, ""))
+    training.occupied = "60 GiB of GPU 0"
     repeats = [Planned(run=LARGEST[0], smaller=(LARGEST[1],), repeat=number) for number in (1, 2)]
     sweep = sweep_of(tmp_path, *repeats)
     for item in sweep.plan:
-        assert sweep.do(item, launcher)
+        assert sweep.do(item, training)
     failed, completed, *_ = journal.read([sweep.path])
     assert (failed.outcome, failed.reason) == (FAILED, "out of memory while others used 60 GiB of GPU 0")
     assert (completed.outcome, completed.is_noisy) == (COMPLETED, True)
-    assert [call.args[0] for call in launcher.attempt.call_args_list] == [LARGEST[0], *LARGEST[1:2] * 2]
+    assert training.runs == [LARGEST[0], *LARGEST[1:2] * 2]
     assert (len(sweep.failed), len(sweep.pending(sweep.plan))) == (1, 2)
 
 
