@@ -21,7 +21,7 @@ from poc.report.sections import recipes, search
 from poc.report.sections.learning_rate import best_by_batch, blocks
 from tests import simulated
 from tests.builders import build
-from tests.pages import check, number, results_of, tables
+from tests.pages import Lines, check, number, results_of, tables
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,17 @@ def results(made: list[Record]) -> Results:
 def found(results: Results) -> list[dict[str, Any]]:
     (subject,) = results.subjects()
     return search.found(results, subject).to_dict("records")
+
+
+def shown(results: Results) -> Any:
+    """Return what the section on searches has of the only subject."""
+    (subject,) = results.subjects()
+    return search.blocks(results, subject, search.found(results, subject))
+
+
+def lines_shown(results: Results) -> Lines:
+    """Return the lines of the table of searches."""
+    return tables(f"\n## x\n{shown(results)[1]}")["x"][0]
 
 
 def diverging(records: Sequence[Record], ids: Collection[str]) -> list[Record]:
@@ -123,22 +134,24 @@ def test_rows_of_two_searches_name_the_schedules_in_which_they_differ(made: list
         return replace(run, decay="linear", search=rates, tunes=run.tunes and decaying(run.tunes))
 
     results = results_of(*made, *(replace(each, run=decaying(each.run)) for each in made))
-    (subject,) = results.subjects()
-    _, shown, *_ = search.blocks(results, subject, search.found(results, subject))
-    names = {line["with"] for line in tables(f"\n## x\n{shown}")["x"][0]}
+    names = {line["with"] for line in lines_shown(results)}
     assert sorted("decay linear" in name for name in names) == [False, True]
 
 
-def test_a_rule_whose_rate_diverges_for_a_seed_says_so(made: list[Record], results: Results) -> None:
+def ids_by_rule(results: Results) -> dict[str, list[str]]:
+    """Return the runs on the test set at the larger global batch by the rule of their rates."""
     rows = results.table[results.table.chosen & (results.table.global_batch == 1024)]
-    linear = [
-        entry.split(":")[2] for texts in rows.test_runs for entry in texts.split() if entry.split(":")[1] == "linear"
-    ]
+    ids: dict[str, list[str]] = {}
+    for entry in itertools.chain(*rows.test_runs.str.split()):
+        _, rule, run_id = entry.split(":")
+        ids.setdefault(rule, []).append(run_id)
+    return ids
+
+
+def test_a_rule_whose_rate_diverges_for_a_seed_says_so(made: list[Record], results: Results) -> None:
+    linear = ids_by_rule(results)["linear"]
     for ids, cell in ((linear[:1], "(1 of 2 seeds)"), (linear, "diverged (lr ")):
-        changed = results_of(*diverging(made, ids))
-        (subject,) = changed.subjects()
-        _, shown, *_ = search.blocks(changed, subject, search.found(changed, subject))
-        cells = tables(f"\n## x\n{shown}")["x"][0][1]
+        cells = lines_shown(results_of(*diverging(made, ids)))[1]
         assert [cell in cells[name] for name in ("linear rule", "square-root rule")] == [True, False]
 
 
@@ -148,30 +161,18 @@ def recommendation(results: Results) -> str:
 
 
 def test_a_rule_is_better_only_if_every_seed_has_both_accuracies(made: list[Record], results: Results) -> None:
-    chosen = results.table[results.table.chosen & (results.table.global_batch == 1024)]
-    ids = {entry.split(":")[1]: [] for texts in chosen.test_runs for entry in texts.split()}
-    for entry in itertools.chain(*chosen.test_runs.str.split()):
-        ids[entry.split(":")[1]].append(entry.split(":")[2])
-    better = [with_accuracy(each, 0.99) if each.run.id in ids["square-root"] else each for each in made]
+    ids = ids_by_rule(results)
+    worse, better = (
+        [with_accuracy(each, accuracy) if each.run.id in ids["square-root"] else each for each in made]
+        for accuracy in (0.01, 0.99)
+    )
+    assert "square-root rule: 0.010, better" not in recommendation(results_of(*worse))
     assert "square-root rule: 0.990, better" in recommendation(results_of(*better))
     text = recommendation(results_of(*diverging(better, ids["found"][:1])))
-    assert ("(1 of 2 seeds); linear" in text, "square-root rule: 0.990" in text, "better" in text) == (
-        True,
-        True,
-        False,
-    )
+    words = ("(1 of 2 seeds); linear", "square-root rule: 0.990", "better")
+    assert [each in text for each in words] == [True, True, False]
     text = recommendation(results_of(*diverging(better, ids["square-root"][:1])))
     assert "square-root rule: 0.990 (1 of 2 seeds);" in text + ";"
-
-
-@pytest.mark.parametrize(("accuracy", "is_better"), [(0.99, True), (0.01, False)])
-def test_advice_names_the_rule_whose_rate_is_better_than_what_a_search_found(
-    accuracy: float, is_better: bool, made: list[Record], results: Results
-) -> None:
-    chosen = results.table[results.table.chosen & (results.table.global_batch == 1024)]
-    ids = {entry.split(":")[2] for texts in chosen.test_runs for entry in texts.split() if ":square-root:" in entry}
-    changed = results_of(*(with_accuracy(each, accuracy) if each.run.id in ids else each for each in made))
-    assert (f"square-root rule: {accuracy:.3f}, better" in recommendation(changed)) == is_better
 
 
 def test_a_search_counts_what_was_trained_without_it_or_for_another_one(made: list[Record], results: Results) -> None:
@@ -267,13 +268,11 @@ def test_a_batch_without_a_completed_candidate_and_an_interrupted_rung_are_no_re
     candidates = [each.run for each in made if each.run.search and each.run.global_batch == 1024]
     for lost in (candidates, [run for run in candidates if not run.pause_after]):
         results = results_of(*diverging(made, {run.id for run in lost}))
-        (subject,) = results.subjects()
-        rates = search.found(results, subject)
-        assert [*rates.global_batch] == [128]
-        assert "At global batch 1,024" in str(search.blocks(results, subject, rates))
+        assert [line["global_batch"] for line in found(results)] == [128]
+        assert "At global batch 1,024" in str(shown(results))
         # Lower rates would not help those that failed for another reason, and are tried again.
         results = results_of(*(replace(each, outcome=FAILED) if each.run in candidates else each for each in made))
-        assert "At global batch 1,024" not in str(search.blocks(results, subject, search.found(results, subject)))
+        assert "At global batch 1,024" not in str(shown(results))
     (*_, paused) = [each for each in made if each.run.pause_after]
     later = replace(paused, started="2030-01-01T00:00:00+00:00", outcome=FAILED, reason=INTERRUPTED)
     assert {*search.candidates(results_of(*made, later)).outcome} == {"completed"}
@@ -316,9 +315,7 @@ def test_the_noise_scale_of_a_training_that_diverged_is_no_estimate(results: Res
     first, second, *_ = table.index[(table.length == "training") & (table.outcome == "completed")]
     table.loc[[first, second], "noise_scale"] = [100.0, 1e9]
     table.loc[second, "outcome"] = DIVERGED
-    changed = replace(results, table=table)
-    (subject,) = changed.subjects()
-    assert "100 samples (median of 1 runs)" in str(search.blocks(changed, subject, search.found(changed, subject)))
+    assert "100 samples (median of 1 runs)" in str(shown(replace(results, table=table)))
 
 
 def test_rules_that_are_trained_later_are_shown(made: list[Record], results: Results) -> None:
