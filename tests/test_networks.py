@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from poc import SGD, frameworks, synthetic
-from poc.config import networks
 from poc.config.networks import AIRBENCHES, NETWORKS
 from poc.data import Batch
 from poc.frameworks.mxnet import prepare
-from poc.values import UserError
 from tests.builders import MACHINE
 from tests.conftest import give_memory_back, needs_torch
 from tests.framework_worker import planned
@@ -121,19 +119,6 @@ def test_an_unknown_network_is_refused_and_multiply_adds_grow_with_the_area() ->
     assert small.multiply_adds(64) == 4 * small.cost.forward_multiply_adds
     run = dataclasses.replace(planned("mxnet").run, model="unknown")
     assert (frameworks.unsupported_reason(run, MACHINE) or "").startswith("model=unknown")
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "allowed"),
-    [
-        ("inception_v3", 224, "of 299"),
-        ("cifar_resnet50_v2", 224, "of 8 to 64"),
-        ("cifar_lenet", 28, "of 32"),
-    ],
-)
-def test_a_network_names_the_images_that_it_takes(name: str, size: int, allowed: str) -> None:
-    with pytest.raises(UserError, match=f"crop: {size} is not allowed with {name}; .* {allowed} pixels"):
-        networks.network(name).check_input(size)
 
 
 def small(name: str) -> int:

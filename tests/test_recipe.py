@@ -58,7 +58,8 @@ TWO = {"devices": 2, "workers": 2, "kvstore": "dist_sync"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "cifar_resnet51_v2"}, r"model: 'cifar_resnet51_v2' .*did you mean 'cifar_resnet5"),
     ({"model": None}, "model: None"),
-    ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; .* 224 pixels"),
+    ({"model": "vgg16"}, r"data: crop: 28 is not allowed with vgg16; .* of 224 pixels"),
+    ({"data": Synthetic(size=224, crop=224)}, r"crop: 224 is not allowed with cifar_resnet8_v2; .* of 8 to 64 pixels"),
     ({"epoch": 3}, r"Recipe: no field 'epoch'; did you mean 'epochs'\?"),
     ({"batch_per_device": True}, "batch_per_device: True"),
     ({"batch_per_device": [64, np.float64(12.5)]}, r"batch_per_device: 12.5"),
