@@ -178,7 +178,11 @@ def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
     fast, rates = seeds(0.05, (1000, 800, 1250), 3), (1000, 800 / 1.1, 1250 * 1.1)
     others = [*seeds(0.1, rates, 6, minute=20), *seeds(0.2, rates, 6, minute=70), *seeds(0.4, rates, None)]
     others += seeds(0.8, rates[:2], 6)
-    lines = only_table(results_of(*fast, *others), "time_to_accuracy", "Recipes to the same accuracy")
+
+    def compared(*records: Record) -> Lines:
+        return only_table(results_of(*fast, *records), "time_to_accuracy", "Recipes to the same accuracy")
+
+    lines = compared(*others)
     # The page's accuracy, and the one that all seeds of both reached.
     assert [line["accuracy"] for line in lines] == ["0.75", "0.75", "0.76", "0.76"]
     # The ratios' logarithms are log(6.5 / 3.5) + (0, 0.0953, -0.0953); Student's t of 2 degrees of freedom is 4.303.
@@ -191,18 +195,12 @@ def test_recipes_are_compared_by_their_times_to_one_accuracy_in_pairs() -> None:
     assert {line["devices, kvstore"] for line in lines} == {"1 GPU"}
     assert not blocks_of(results_of(*fast, *others[3:]), "time_to_accuracy")
     # A faster recipe that compares with none, as it has one seed.
-    once = seeds(0.3, (3000,), 2, minute=40)
-    assert lines == only_table(results_of(*fast, *others, *once), "time_to_accuracy", "Recipes to the same accuracy")
+    assert lines == compared(*others, *seeds(0.3, (3000,), 2, minute=40))
     # Nor do two with one seed each, however accurate, decide at which accuracy the others compare.
-    twice = [trained(900, 0.99, run={"learning_rate": lr}, minute=40) for lr in (0.6, 0.7)]
-    assert lines == only_table(results_of(*fast, *others, *twice), "time_to_accuracy", "Recipes to the same accuracy")
-    # A machine that got a second card has times of its own.
-    two = dataclasses.replace(fast[0].hardware, gpus=(*fast[0].hardware.gpus,) * 2)
-    changed = [dataclasses.replace(record, hardware=two) for record in seeds(0.05, rates, 3, 5)]
-    lines = only_table(results_of(*fast, *others[:3], *changed), "time_to_accuracy", "Recipes to the same accuracy")
-    assert [line["global batch, lr"] for line in lines] == ["128, 0.05", "128, 0.1"] * 2
-    # So does one with more cores, although it has the same GPUs.
-    more_cores = dataclasses.replace(fast[0].hardware, cores=64)
-    changed = [dataclasses.replace(record, hardware=more_cores) for record in seeds(0.05, rates, 3, 5)]
-    lines = only_table(results_of(*fast, *others[:3], *changed), "time_to_accuracy", "Recipes to the same accuracy")
-    assert [line["global batch, lr"] for line in lines] == ["128, 0.05", "128, 0.1"] * 2
+    assert lines == compared(*others, *(trained(900, 0.99, run={"learning_rate": lr}, minute=40) for lr in (0.6, 0.7)))
+    # A machine that got a second card, or more cores, has times of its own.
+    for changes in ({"gpus": fast[0].hardware.gpus * 2}, {"cores": 64}):
+        hardware = dataclasses.replace(fast[0].hardware, **changes)
+        changed = (dataclasses.replace(record, hardware=hardware) for record in seeds(0.05, rates, 3, 5))
+        shown = [line["global batch, lr"] for line in compared(*others[:3], *changed)]
+        assert shown == ["128, 0.05", "128, 0.1"] * 2

@@ -105,13 +105,16 @@ def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     add(tmp_path / "results", record)
     target = tmp_path / f"{journal.folder(tmp_path, record.infrastructure).name}_{record.started[:10]}"
     target.mkdir()
+
+    def is_refused(words: str, results: str = "results", machine: str = "") -> None:
+        with pytest.raises(UserError, match=re.escape(words)):
+            publish(tmp_path / results, tmp_path, write_pages, machine)
+
     (target / "mine").write_text("precious")
-    with pytest.raises(UserError, match=re.escape(str(target))):
-        publish(tmp_path / "results", tmp_path, write_pages)
+    is_refused(str(target))
     assert (target / "mine").read_text() == "precious"
     (target / journal.MARK).write_text(json.dumps({"machine": "test machine"}))
-    with pytest.raises(UserError, match=re.escape(str(target))):
-        publish(tmp_path / "results", tmp_path, write_pages)
+    is_refused(str(target))
     target.rename(tmp_path / "mine")
     for _ in range(2):
         publish(tmp_path / "results", tmp_path, write_pages)
@@ -119,21 +122,17 @@ def test_only_a_folder_that_publish_made_is_replaced(tmp_path: Path) -> None:
     for file in ("NOTES.md", ".git/config"):
         (target / file).parent.mkdir(exist_ok=True)
         (target / file).write_text("precious")
-        with pytest.raises(UserError, match=re.escape(file.split("/")[0])):
-            publish(tmp_path / "results", tmp_path, write_pages)
+        is_refused(file.split("/")[0])
         assert (target / file).read_text() == "precious"
         (target / file).unlink()
     (target / ".git").rmdir()
     add(target, record_of(started=f"{record.started[:10]}T22:00:00+00:00"))  # a run with --results of that folder
-    with pytest.raises(UserError, match=re.escape(str(target))):
-        publish(tmp_path / "results", tmp_path, write_pages)
+    is_refused(str(target))
     assert len(journal.read(journal.paths(target))) == 2
     add(tmp_path / "another", dataclasses.replace(record, started=f"{record.started[:10]}T23:00:00+00:00"))
-    with pytest.raises(UserError, match=re.escape(str(target))):  # what somebody else published on that day
-        publish(tmp_path / "another", tmp_path, write_pages)
-    for folder, machine in (("nowhere", ""), ("results", "no such machine")):
-        with pytest.raises(UserError):
-            publish(tmp_path / folder, tmp_path, write_pages, machine)
+    is_refused(str(target), "another")  # what somebody else published on that day
+    is_refused("nowhere", "nowhere")
+    is_refused("no such machine", machine="no such machine")
 
 
 def test_a_damaged_last_run_is_none(tmp_path: Path) -> None:
