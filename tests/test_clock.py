@@ -240,11 +240,6 @@ def test_after_each_resumption_the_first_windows_do_not_count_either() -> None:
         assert [window.steps for window in resumed.windows] == steps
 
 
-def test_the_clock_of_the_first_worker_decides() -> None:
-    assert len(Driven(short(seconds=3.5), worker=1).windows) == 6  # nobody has said that the time is up
-    assert len(Driven(short(seconds=3.5), worker=0).windows) == 5
-
-
 @pytest.mark.parametrize(("target", "epochs"), [(0.75, 1), (0.76, 3)])
 def test_a_run_ends_with_the_evaluation_that_reaches_its_target(target: float, epochs: int) -> None:
     done = Driven(short(epochs=3, target_accuracy=target))

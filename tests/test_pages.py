@@ -205,11 +205,6 @@ def test_of_several_rates_that_searches_chose_no_table_takes_the_best_one_on_the
         assert (lines[0][column], lines[0]["accuracy"][:5]) == ("0.1", "0.800")
 
 
-def test_what_ran_out_of_memory_has_not_failed() -> None:
-    full = replace(on_gpus(1000, batch=4096, minute=5), outcome="out of memory", windows=())
-    assert "1 completed, 1 out of memory, 0 failed" in header.lines(results_of(on_gpus(1000), full))
-
-
 def test_the_explorer_has_no_times_of_emulated_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[pd.DataFrame] = []
     monkeypatch.setattr(explorer, "_vega", lambda cache: "")
@@ -442,12 +437,6 @@ def test_a_model_that_did_not_complete_has_a_scorecard_and_no_advice_to_repeat_i
     assert card_of(*failed)[:3] == ["failed: see Your recipes"] * 3
     interrupted = [replace(record, reason="interrupted") for record in failed]
     assert not [cell for cell in card_of(*interrupted) if "see Your recipes" in cell]
-
-
-def test_the_same_records_give_the_same_table_and_the_same_lines_the_same_figure(records: list[Record]) -> None:
-    pd.testing.assert_frame_equal(build(*records), build(*reversed(records)))
-    first, second = (chart.lines([chart.Line("a", {1: 2, 3: 4})], "title", "x", "y") for _ in range(2))
-    assert chart.svg(first) == chart.svg(second)
 
 
 def test_names_cannot_break_a_table() -> None:
