@@ -1,6 +1,7 @@
 import ctypes
 import dataclasses
 import gc
+import json
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -53,6 +54,19 @@ def memory_is_given_back() -> Iterator[None]:
 def pytorch_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan as if PyTorch were installed."""
     monkeypatch.setattr("poc.frameworks.pytorch.versions", lambda name: {"torch": "2.13.0", "torchvision": "0.28.0"})
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return a function that runs a command, and returns what it prints; as an object if that is JSON."""
+    from poc.cli import main
+
+    def run(*arguments: str) -> Any:
+        assert main(arguments) == 0
+        text = capsys.readouterr().out
+        return json.loads(text) if "--json" in arguments else text
+
+    return run
 
 
 @pytest.fixture

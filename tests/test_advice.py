@@ -5,10 +5,11 @@ import math
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from poc.cli import advise, main
+from poc.cli import advise
 from poc.cli.advise import Estimate
 from poc.config import Setting, load
 from poc.plan import plan
@@ -145,17 +146,16 @@ def test_an_own_model_is_found_beside_the_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_measures_predicts_and_names_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Any
 ) -> None:
     monkeypatch.setenv("POC_CACHE", str(tmp_path / "cache"))
     recipe = recipe_file(tmp_path / "mine.py", batch_per_device=16, epochs=6)
     results = tmp_path / "results"
-    assert main(["advise", str(recipe), "--results", str(results), "--price", "0.5", "--steps", "40"]) == 0
-    printed = capsys.readouterr().out
+    text = printed("advise", str(recipe), "--results", str(results), "--price", "0.5", "--steps", "40")
     (record,) = journal.read(journal.paths(results))
     assert (record.run.steps, record.run.devices) == (40, 1)
-    assert record.run.id in printed
-    assert re.findall(r"^ *(\d+) +(\d+) +\d.* to ", printed, re.MULTILINE) == [
+    assert record.run.id in text
+    assert re.findall(r"^ *(\d+) +(\d+) +\d.* to ", text, re.MULTILINE) == [
         (f"{count}", f"{16 * count}") for count in (1, 2, 4, 8)
     ]
     assert (results / "results.md").exists()

@@ -150,7 +150,7 @@ def test_the_page_has_what_simulated_machines_install_and_plan() -> None:
 
 
 def test_a_gpu_that_cannot_be_used_ends_a_plan_unless_it_is_for_cpus(
-    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, printed: Any
 ) -> None:
     simulate("no driver")
     kernel_tree(tmp_path / "pci/0000:01:00.0", {"class": "0x030200", "vendor": "0x10de"})
@@ -169,38 +169,35 @@ def test_a_gpu_that_cannot_be_used_ends_a_plan_unless_it_is_for_cpus(
         ["environment"],
     ):
         assert main(command) == 0
-    assert main(["doctor"]) == 0
-    assert "0000:01:00.0" in capsys.readouterr().out
+    capsys.readouterr()
+    assert "0000:01:00.0" in printed("doctor")
 
 
 def test_doctor_names_shared_memory_that_is_too_small_for_several_gpus(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, printed: Any
 ) -> None:
     for name, size, named in (("4 V100", 64 << 20, True), ("4 V100", 1 << 30, False), ("1 H100", 64 << 20, False)):
         simulate(name)
         monkeypatch.setattr("shutil.disk_usage", lambda path, size=size: SimpleNamespace(total=size, free=1e12))
-        assert main(["doctor"]) == 0
-        assert ("--shm-size" in capsys.readouterr().out) == named
+        assert ("--shm-size" in printed("doctor")) == named
 
 
-def test_doctor_says_that_different_gpus_are_as_slow_as_the_slowest(simulate: Simulate, capsys: Any) -> None:
+def test_doctor_says_that_different_gpus_are_as_slow_as_the_slowest(simulate: Simulate, printed: Any) -> None:
     machines = {"a P100 and 2 A100": ["CUDA_VISIBLE_DEVICES=1,2"], "2 V100 and a display card": [], "8 A100": []}
     for name, settings in machines.items():
         simulate(name)
-        assert main(["doctor"]) == 0
-        lines = [line for line in capsys.readouterr().out.splitlines() if "slowest" in line]
+        lines = [line for line in printed("doctor").splitlines() if "slowest" in line]
         assert [line.split()[-1] for line in lines] == settings
 
 
-def test_doctor_names_gpus_whose_memory_others_use(simulate: Simulate, capsys: Any) -> None:
+def test_doctor_names_gpus_whose_memory_others_use(simulate: Simulate, printed: Any) -> None:
     """Their use is high while the driver starts, and is unknown of a virtual GPU."""
     for used, cards in ({}, ""), ({0: 1, 1: 3, 3: 3}, "GPU 1, 3: "):
         simulate("4 V100")
         for card, gib in used.items():
             nvml.pynvml.cards[card]["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(used=gib * GIB, total=16 * GIB)
             del nvml.pynvml.cards[card]["nvmlDeviceGetUtilizationRates"]
-        assert main(["doctor"]) == 0
-        lines = [line for line in capsys.readouterr().out.splitlines() if "another process" in line]
+        lines = [line for line in printed("doctor").splitlines() if "another process" in line]
         assert [cards in line and line.endswith("CUDA_VISIBLE_DEVICES=0,2") for line in lines] == [True] * bool(cards)
 
 
@@ -224,12 +221,11 @@ EXTRAS = [".venv requirements/dev.txt", ".venv requirements/ray.txt"]
 CU112_LIST, CUDA12_LIST = ".venv requirements/mxnet-cu112.txt", ".venv-pytorch requirements/torch-cu12.txt"
 
 
-def test_a_build_for_gpus_stays_while_they_are_hidden(simulate: Simulate, monkeypatch: Any, capsys: Any) -> None:
+def test_a_build_for_gpus_stays_while_they_are_hidden(simulate: Simulate, monkeypatch: Any, printed: Any) -> None:
     simulate("no driver", installed=False)
     monkeypatch.setattr(doctor, "_is_loadable", lambda name: True)
     monkeypatch.setattr(frameworks, "versions", lambda name: {"mxnet-cu112": "1.9.1"} if name == "mxnet" else {})
-    assert main(["environment"]) == 0
-    assert capsys.readouterr().out.splitlines() == [CU112_LIST]
+    assert printed("environment").splitlines() == [CU112_LIST]
 
 
 def test_a_gpu_that_cannot_be_used_is_named_before_packages_are_downloaded(simulate: Simulate, capsys: Any) -> None:
@@ -260,7 +256,7 @@ def test_the_lists_to_install(name: str, options: list[str], lines: list[str], s
 
 
 def test_what_prevents_an_installation_is_one_line(
-    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, printed: Any
 ) -> None:
     simulate("4 V100", installed=False)
     (tmp_path / ".venv-pytorch").mkdir()
@@ -275,19 +271,15 @@ def test_what_prevents_an_installation_is_one_line(
     monkeypatch.setattr("poc.cli.doctor._is_loadable", lambda name: not name.startswith("libgomp"))
     assert main(["environment", "--ray"]) == 2
     assert "install libgomp1 " in capsys.readouterr().err.splitlines()[-1]
-    assert main(["doctor"]) == 0  # names it, too
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "apt-get" in line]
+    (line,) = [line for line in printed("doctor").splitlines() if "apt-get" in line]  # names it, too
     assert (line.startswith("missing"), "apt-get install libgomp1 " in line) == (True, True)
 
 
-def test_a_library_in_a_folder_of_python_s_own_is_not_missing(
-    simulate: Simulate, monkeypatch: Any, capsys: Any
-) -> None:
+def test_a_library_in_a_folder_of_python_s_own_is_not_missing(simulate: Any, monkeypatch: Any, printed: Any) -> None:
     (library,) = (Path(np.__file__).parents[1] / "numpy.libs").glob("libgfortran*")
     monkeypatch.setattr(doctor, "_MXNET_LIBRARIES", {library.name: "libgfortran5"})
     simulate("no driver")
-    assert main(["doctor"]) == 0
-    assert "apt-get" not in capsys.readouterr().out
+    assert "apt-get" not in printed("doctor")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -48,18 +47,6 @@ def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cli, "HOME", tmp_path / "home")
     monkeypatch.setattr(hardware, "PRODUCT_NAME", tmp_path / "product_name")
     return tmp_path / "home"
-
-
-@pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What a command that succeeds prints; as an object if that is JSON."""
-
-    def run(*arguments: str) -> Any:
-        assert main(arguments) == 0
-        text = capsys.readouterr().out
-        return json.loads(text) if "--json" in arguments else text
-
-    return run
 
 
 @pytest.mark.slow
@@ -116,7 +103,7 @@ def test_again_repeats_all_and_after_a_stop_what_is_left(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("limit", [320, 0])
 def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
-    folder: Path, capsys: pytest.CaptureFixture[str], limit: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, printed: Any, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fate(run: Run) -> tuple[str, str]:
         if run.batch_per_device > limit:
@@ -127,8 +114,7 @@ def test_the_largest_batch_that_fits_is_found_and_nothing_is_tried_twice(
     monkeypatch.setattr("poc.run.sweep.LocalLauncher", lambda context: Training(fate))
     data = Synthetic(train=640 if limit else 2, validation=160)
     recipe = recipe_file(folder / "mine.py", data=data, batch_per_device="largest", epochs=1, repeats=2)
-    assert main(["plan", "mine.py", "--verbose"]) == 0
-    assert capsys.readouterr().out.count("or the largest batch that fits") == 2
+    assert printed("plan", "mine.py", "--verbose").count("or the largest batch that fits") == 2
     run_here(recipe, folder)
     tried = [(record.run.batch_per_device, record.outcome) for record in records(folder)]
     too_large = [(batch, "out of memory") for batch in ((512, 384) if limit else (2, 1))]
@@ -249,9 +235,8 @@ def test_a_user_without_a_name_or_a_home_to_write_in_sees_no_traceback(
     assert [record.outcome for record in records(tmp_path)] == ["completed"]
 
 
-def test_models_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("vgg16 ")]
+def test_models_are_listed_with_their_cost(printed: Any) -> None:
+    (line,) = [line for line in printed("models").splitlines() if line.startswith("vgg16 ")]
     assert line.split()[1:4] == ["3x224x224", "138,357,544", "15,470.3"]
 
 

@@ -3,9 +3,7 @@ something else than sums."""
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -385,9 +383,8 @@ def test_between_gpus_horovod_needs_nccl() -> None:
         "from poc.frameworks.mxnet.distributed import HorovodSession; "
         "HorovodSession._open_store(Fake(_run=Fake(kind='gpu')))"
     )
-    environment = {**os.environ, "HOROVOD_HOSTNAME": "127.0.0.1"}
-    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert "OSError: Horovod was built without NCCL" in process.stderr.splitlines()[-1]
+    done = python(code, HOROVOD_HOSTNAME="127.0.0.1")
+    assert "OSError: Horovod was built without NCCL" in done.stderr.splitlines()[-1]
 
 
 def test_drop_out_on_a_gpu_draws_from_the_generators_that_are_seeded() -> None:
