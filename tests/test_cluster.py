@@ -96,7 +96,7 @@ def test_node_types_share_a_command_and_one_without_the_data_is_named(
     images = recipe_file(tmp_path / "images.py", data=CIFAR10(), framework="mxnet", model="cifar_resnet8_v2")
     with nodes.another("other", POC_DATA=str(tmp_path)) as other:
         options = ("--set", "lr=0.01,0.02", "--set", "kind=cpu", "--verbose")
-        output = driven(nodes.head, recipe, tmp_path, *options, module="poc")
+        output = driven(nodes.head, recipe, tmp_path, *options)
         refused = driven(nodes.head, images, tmp_path / "refused", status=2)
     assert refused.splitlines()[-1].startswith(f"poc: {other.address} ({other.address}): data: ")
     assert not list(tmp_path.glob("refused/results/*/journal.jsonl"))
@@ -111,7 +111,6 @@ def test_node_types_share_a_command_and_one_without_the_data_is_named(
         assert {record.run.learning_rate for record in records} == {0.01, 0.02}
         assert [record.outcome for record in records] == [COMPLETED] * 4, output
         assert {(record.infrastructure, record.hardware.cores) for record in records} == {(machine, 1)}
-        assert machine in (tmp_path / "results" / "rows.csv").read_text()
     order = [record.run_id for record in records_of(tmp_path, "other")]
     assert set(order[:2]) == set(order[2:]) == ids  # rounds of repeats
 
