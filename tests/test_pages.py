@@ -551,6 +551,11 @@ def test_a_quick_run_hides_no_other() -> None:
     assert [line["accuracy"] for line in shown if line["devices"] == "4 GPUs"] == ["0.800 (n=1)"]
 
 
+def test_noisy_repeats_of_one_setting_hide_no_clean_one_of_another() -> None:
+    noisy = [on_gpus(500, minute=minute, others_busy_cores=1.0) for minute in range(3)]
+    assert card_of(*noisy, on_gpus(1000, minute=5, run={"learning_rate": 0.1}))[0].startswith("1,000 (n=1)")
+
+
 def test_time_to_accuracy_is_by_the_clean_repeat_of_a_seed() -> None:
     clean, noisy = seed(0, 1000, 0.8, 5), trained(100, 0.8, 5, minute=400, others_busy_cores=1.0)
     assert card_of(clean, noisy)[5] == card_of(clean)[5]
