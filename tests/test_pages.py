@@ -551,9 +551,11 @@ def test_a_quick_run_hides_no_other() -> None:
     assert [line["accuracy"] for line in shown if line["devices"] == "4 GPUs"] == ["0.800 (n=1)"]
 
 
-def test_noisy_repeats_of_one_setting_hide_no_clean_one_of_another() -> None:
+def test_a_speed_is_of_a_clean_setting_rather_than_one_with_more_repeats_and_of_equals_of_the_latest() -> None:
     noisy = [on_gpus(500, minute=minute, others_busy_cores=1.0) for minute in range(3)]
     assert card_of(*noisy, on_gpus(1000, minute=5, run={"learning_rate": 0.1}))[0].startswith("1,000 (n=1)")
+    equals = on_gpus(1000), on_gpus(900, minute=1, run={"warmup_steps": 10}), on_gpus(800, run={"decay": "linear"})
+    assert card_of(*equals)[0].startswith("900 (n=1)")
 
 
 def test_time_to_accuracy_is_by_the_clean_repeat_of_a_seed() -> None:
