@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-OLDEST, NEWEST = (2, 10), (2, 13)  # minor releases that the tests of this project passed with
+OLDEST, NEWEST = (2, 10), (2, 14)  # minor releases that the tests of this project passed with
 
 
 def torch_or_reason(needs_gpu: bool) -> dict[str, Any]:
