@@ -181,7 +181,8 @@ class Sweep:
         launcher = launcher or LocalLauncher(self.context)
         pace, name = self.estimator.factor(run), label(run, self._details) + suffix
         # In a file there is no bar: if all of a container is killed for memory, this is what shows by which run.
-        self.say(f"{title}: about {duration(estimate(run, self.context.machine, pace))}", detail=sys.stderr.isatty())
+        start = title if self.verbose else f"{name} [{run.id}]"
+        self.say(f"{start}: about {duration(estimate(run, self.context.machine, pace))}", detail=sys.stderr.isatty())
         if self.since and run.pause_after and run.id in self._recorded:  # --again begins with the first step
             launcher.forget(run)
         fields = {"title": name, "framework_choice": planned.framework_choice}
