@@ -1,24 +1,26 @@
 """Compare a training step on the CPU with that of another checkout, or of a bare loop, step by step.
 
-    .venv/bin/python -m tools.compare_steps FOLDER|bare [--framework pytorch] [--model NAME] [--batch N] [--rounds N]
+    .venv/bin/python -m tools.compare_steps FOLDER|bare [--framework pytorch] [--model NAME] [--batch N] [--pairs N]
 
-Each side has a process for the whole time, which does a step whenever it is its turn. So load from elsewhere, which
-changes from one minute to the next, hits both, unlike with `poc ab`, whose runs take a minute each. The bare loop is
-what the framework's tutorials show: its own SGD and its own cross-entropy, the batch already in memory as floats.
+Each side has a process, which does a step whenever it is its turn. So load from elsewhere, which changes from one
+minute to the next, hits both, unlike with `poc ab`, whose runs take a minute each. Two processes of one commit may
+differ by a fifth for as long as they live, so there are several pairs. The bare loop is what the framework's tutorials
+show: its own SGD and its own cross-entropy, the batch already in memory as floats.
 """
 
 import argparse
+import math
 import os
-import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 HOME = Path(__file__).resolve().parents[1]
 WARM_UP = 3
@@ -115,40 +117,55 @@ def seconds_of_a_step(worker: subprocess.Popen[str]) -> float:
     return float(worker.stdout.readline())
 
 
-def main() -> None:
-    """Print the median ratio of neighbouring steps, this checkout over the other side, with its 95% interval."""
-    parser = argparse.ArgumentParser(prog="python -m tools.compare_steps")
-    parser.add_argument("other", metavar="FOLDER|bare")
-    parser.add_argument("--framework", default="mxnet")
-    parser.add_argument("--model", default="cifar_resnet20_v2")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=150)
-    options = parser.parse_args()
+def step_times(commands: Sequence[tuple[Path, list[str]]], rounds: int, first: int) -> list[list[float]]:
+    """Return the seconds of steps of the two sides, each in a fresh process; that of the side `first` starts first."""
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "OMP_WAIT_POLICY": "PASSIVE"}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    other_side = (HOME, "bare") if options.other == "bare" else (Path(options.other).resolve(), "session")
-    workers = []
-    for folder, side in ((HOME, "session"), other_side):
-        words = [sys.executable, "-W", "ignore", __file__, "work", side]
-        words += [options.framework, options.model, str(options.batch)]
+    workers = {}
+    for index in (first, 1 - first):
+        folder, words = commands[index]
         variables = {**os.environ, **threads, "PYTHONPATH": str(folder)}
-        workers.append(subprocess.Popen(words, cwd=folder, env=variables, **pipes))
+        workers[index] = subprocess.Popen(words, cwd=folder, env=variables, **pipes)
     times: list[list[float]] = [[], []]
-    for number in range(-WARM_UP, options.rounds):
+    for number in range(-WARM_UP, rounds):
         # The one that goes first may find warmer caches, so the order alternates.
         for index in (0, 1) if number % 2 else (1, 0):
             seconds = seconds_of_a_step(workers[index])
             if number >= 0:
                 times[index].append(seconds)
-    for worker in workers:
+    for worker in workers.values():
         worker.kill()
-    ratios = [own / other for own, other in zip(*times)]
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
-    own, other = (1e3 * statistics.median(each) for each in times)
+    return times
+
+
+def main() -> None:
+    """Print the ratio of neighbouring steps, this checkout over the other side, with its 95% interval over pairs."""
+    parser = argparse.ArgumentParser(prog="python -m tools.compare_steps")
+    parser.add_argument("other", metavar="FOLDER|bare")
+    parser.add_argument("--framework", default="mxnet")
+    parser.add_argument("--model", default="cifar_resnet20_v2")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=6, help="of processes")
+    parser.add_argument("--rounds", type=int, default=25, help="of each pair")
+    options = parser.parse_args()
+    other_side = (HOME, "bare") if options.other == "bare" else (Path(options.other).resolve(), "session")
+    settings = [options.framework, options.model, str(options.batch)]
+    commands = [
+        (folder, [sys.executable, "-W", "ignore", __file__, "work", side, *settings])
+        for folder, side in ((HOME, "session"), other_side)
+    ]
+    times: list[list[float]] = [[], []]
+    ratios = []
+    for number in range(options.pairs):
+        own, other = step_times(commands, options.rounds, number % 2)
+        ratios.append(math.log(statistics.median(here / there for here, there in zip(own, other))))
+        times = [times[0] + own, times[1] + other]
+    half = t.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    low, ratio, high = (math.exp(statistics.mean(ratios) + side * half) for side in (-1, 0, 1))
+    here, there = (1e3 * statistics.median(each) for each in times)
     print(
-        f"{options.framework}, {options.model}, batch {options.batch}: {own:.1f} ms here, {other:.1f} ms there, ratio "
-        f"{statistics.median(ratios):.3f} (95% interval {medians[25]:.3f} to {medians[974]:.3f}, n = {len(ratios)})"
+        f"{options.framework}, {options.model}, batch {options.batch}: {here:.1f} ms here, {there:.1f} ms there, ratio "
+        f"{ratio:.3f} (95% interval {low:.3f} to {high:.3f}, n = {len(ratios)} pairs of {options.rounds} steps)"
     )
 
 
