@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
+from scipy import stats
 
 HOME = Path(__file__).resolve().parents[1]
 WARM_UP = 3
@@ -148,6 +148,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6, help="of processes")
     parser.add_argument("--rounds", type=int, default=25, help="of each pair")
     options = parser.parse_args()
+    if options.pairs < 2:
+        parser.error("--pairs: an interval needs at least 2")
     other_side = (HOME, "bare") if options.other == "bare" else (Path(options.other).resolve(), "session")
     settings = [options.framework, options.model, str(options.batch)]
     commands = [
@@ -160,7 +162,7 @@ def main() -> None:
         own, other = step_times(commands, options.rounds, number % 2)
         ratios.append(math.log(statistics.median(here / there for here, there in zip(own, other))))
         times = [times[0] + own, times[1] + other]
-    half = t.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    half = stats.t.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
     low, ratio, high = (math.exp(statistics.mean(ratios) + side * half) for side in (-1, 0, 1))
     here, there = (1e3 * statistics.median(each) for each in times)
     print(

@@ -57,7 +57,7 @@ class RunContext:
     until: float = math.inf  # when a run is interrupted, on the monotonic clock
     settled: collections.Counter[tuple[str, DataId]] = dataclasses.field(default_factory=collections.Counter)
     """Number of repeats in the journal that came to an end, by id of the run and its images."""
-    software: dict[str, Any] = dataclasses.field(default_factory=dict)  # that of frameworks when the runs were planned
+    software: dict[str, Any] = dataclasses.field(default_factory=dict)  # `software` by framework, from the plan
 
     @property
     def environment(self) -> dict[str, str]:

@@ -147,7 +147,7 @@ class Sweep:
             for run in pending:
                 outcomes = [self._done.outcome(each) for each in stage.runs]
                 if outcomes.count(OUT_OF_MEMORY) > 1 and not {*DONE} & {*outcomes}:
-                    reason = "not tried: two others at this batch were"
+                    reason = "not tried, since two others at this batch were"
                     record = new_record(run, self.context, outcome=OUT_OF_MEMORY, reason=reason)
                     journal.append(self.path, record)
                     self._done.add(record)
